@@ -1,0 +1,118 @@
+# The one door to everything here: make help.
+PYTHON ?= python3.13
+VENV := .venv
+BIN := $(VENV)/bin
+SAM_VENV := .venv-sam
+# sam build wants exactly python3.13 on PATH: the environment of the SAM CLI has it.
+WITH_SAM := PATH="$(CURDIR)/$(SAM_VENV)/bin:$$PATH"
+SAM_CLI_TELEMETRY := 0
+export SAM_CLI_TELEMETRY
+
+# What static checks read. Each folder joins by existing.
+PACKAGE := layers/charging/python
+CODE := $(wildcard $(PACKAGE) functions local tests bench)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run demo events test check format format-check lint types imports template schema schema-check lock \
+	lock-check build clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- the service on this machine ----------------------------------------------------------------------------------
+
+run: $(VENV)/installed $(SAM_VENV)/installed ## Start the whole stack on loopback; Ctrl-C stops it
+	@exec env $(WITH_SAM) $(BIN)/python -m local run
+
+demo: $(VENV)/installed $(SAM_VENV)/installed ## Show both guarantees, with real faults, as a story
+	@exec env $(WITH_SAM) $(BIN)/python -m local demo
+
+events: $(VENV)/installed ## Print the events that arrive in the running stack's queue
+	@exec $(BIN)/python -m local events
+
+# ---- tests and checks ---------------------------------------------------------------------------------------------
+
+test: $(VENV)/installed $(SAM_VENV)/installed ## Run the whole test suite
+	$(WITH_SAM) $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+
+check: format-check lint types imports template lock-check schema-check test ## Run every check there is, and the tests
+
+format: $(VENV)/installed ## Format the code
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix --show-fixes $(CODE)
+
+format-check: $(VENV)/installed
+	$(BIN)/ruff format --check $(CODE)
+
+lint: $(VENV)/installed ## Lint the code
+	$(BIN)/ruff check $(CODE)
+
+types: $(VENV)/installed ## Check the types, strictly
+	$(BIN)/mypy $(CODE)
+
+imports: $(VENV)/installed ## Check that imports go one way
+	$(BIN)/lint-imports
+
+template: $(VENV)/installed $(SAM_VENV)/installed ## Check template.yaml
+	$(BIN)/cfn-lint template.yaml
+	$(WITH_SAM) sam validate --lint
+
+# ---- generated files ----------------------------------------------------------------------------------------------
+
+schema: $(VENV)/installed ## Regenerate schema/current.sql from the migrations
+	$(BIN)/python -m local schema --write
+
+schema-check: $(VENV)/installed
+	$(BIN)/python -m local schema
+
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python $(BIN)/python --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
+
+lock: $(VENV)/installed ## Regenerate the pinned requirements (UPGRADE=--upgrade raises them)
+	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
+	$(COMPILE) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	$(COMPILE) requirements/sam.in --output-file requirements/sam.txt
+	# What ships is what was tested: the layer takes its releases from the development environment.
+	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file layers/dependencies/requirements.txt
+
+lock-check: $(VENV)/installed
+	true
+
+# ---- artifacts ----------------------------------------------------------------------------------------------------
+
+build: $(SAM_VENV)/installed ## Build what is deployed (sam build)
+	$(WITH_SAM) sam build
+
+clean: ## Remove the artifacts, the embedded stack's database, and caches
+	rm -rf .aws-sam .local .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find functions layers local tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- environments, made on first use and again when their pinned files change -------------------------------------
+
+define no_python
+echo "$(PYTHON) is needed and was not found working on this machine." >&2; \
+echo "Install Python 3.13 with its venv module (Debian: python3.13 and python3.13-venv; pyenv: pyenv install 3.13)," >&2; \
+echo "or name it: make PYTHON=/path/to/python3.13 ..." >&2; \
+exit 1
+endef
+
+# A fresh environment each time: nothing that an earlier list named is left in it. uv takes seconds where pip takes more
+# than a minute; pip stands in where uv cannot reach the index that pip's own configuration names.
+define environment
+@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null || { $(no_python); }
+@echo "Installing $(1) into $(@D) ..."
+@$(PYTHON) -m venv --clear $(@D)
+@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
+@$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --require-hashes --requirement $(2) \
+	|| $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(2)
+endef
+
+$(VENV)/installed: requirements/uv.txt requirements/dev.txt pyproject.toml
+	$(call environment,the development tools,requirements/dev.txt)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(SAM_VENV)/installed: requirements/uv.txt requirements/sam.txt
+	$(call environment,the SAM CLI,requirements/sam.txt)
+	@touch $@
