@@ -1,0 +1,115 @@
+"""POST /charges behind API Gateway: wiring only."""
+
+import time
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from charging import charges, contract, errors, gateway, problem, telemetry
+from charging.contract import ChargeCommand
+from charging.database import Database
+from charging.idempotency import Created, InFlight, KeyReused, Outcome, Replayed, Scope, StoredResponse
+from charging.settings import ChargesSettings
+
+# Kept back from the function's time for shaping and sending the answer, whatever the database does.
+ANSWER_SECONDS = 0.5
+# With less than this left, a charge that had to reconnect could not be answered for: it is not begun.
+CHARGE_SECONDS = 1.0
+
+OUTCOMES = {Created: "created", Replayed: "replayed", KeyReused: "payload_conflict", InFlight: "in_flight"}
+
+app = APIGatewayRestResolver()
+
+
+@cache
+def settings() -> ChargesSettings:
+    """The environment, read at the first request."""
+    return ChargesSettings.from_environment()
+
+
+@cache
+def database() -> Database:
+    """The connection that this instance keeps between requests."""
+    return Database(settings())
+
+
+def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """Answers one request, in whichever of the gateway's shapes it comes."""
+    return gateway.response_for(event, app.resolve(gateway.rest_event(event), context))
+
+
+@app.post("/charges")
+def create_charge() -> Response[str]:
+    """Reads the request into a command and charges it."""
+    request = app.current_event.raw_event
+    deadline = time.monotonic() + app.lambda_context.get_remaining_time_in_millis() / 1000 - ANSWER_SECONDS
+    scope = Scope(
+        gateway.principal(request),
+        charges.ENDPOINT,
+        contract.idempotency_key(gateway.header_lines(request, "Idempotency-Key")),
+    )
+    contract.require_json(gateway.header_lines(request, "Content-Type"))
+    command = contract.parse(ChargeCommand, gateway.body(request))
+    if deadline - time.monotonic() < CHARGE_SECONDS:
+        raise errors.TemporarilyUnavailable("too little of the function's time is left to begin a charge")
+    outcome = charges.create(
+        database(),
+        scope,
+        command,
+        retention_hours=settings().retention_hours,
+        traceparent=contract.traceparent(gateway.header_lines(request, "traceparent")),
+        deadline=deadline,
+    )
+    return answer(outcome, scope)
+
+
+def answer(outcome: Outcome, scope: Scope) -> Response[str]:
+    """Counts what became of the request and says so."""
+    name = OUTCOMES[type(outcome)]
+    telemetry.logger("charges").info(name, endpoint=scope.endpoint, idempotency_key=str(scope.key))
+    telemetry.emit("Count", {name: 1}, endpoint=scope.endpoint)
+    match outcome:
+        case Created(response):
+            return stored(response)
+        case Replayed(response):
+            return stored(response, {"Idempotent-Replayed": "true"})
+        case KeyReused() | InFlight():
+            return refusal(problem.of(outcome))
+
+
+def stored(response: StoredResponse, more: dict[str, str] | None = None) -> Response[str]:
+    """Gives a stored response back as it is, with what tells a replay."""
+    return Response(response.status, body=response.body, headers={**response.headers, **(more or {})})
+
+
+def refusal(refused: problem.Problem) -> Response[str]:
+    """Says why not, and what to do."""
+    return Response(
+        refused.status,
+        content_type=problem.CONTENT_TYPE,
+        body=problem.document(refused),
+        headers=problem.headers(refused),
+    )
+
+
+@app.exception_handler(Exception)  # type: ignore[untyped-decorator]
+def refuse(error: Exception) -> Response[str]:
+    """Answers for whatever was raised."""
+    refused = problem.of(error)
+    logger = telemetry.logger("charges")
+    if refused.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error(refused.code, exc_info=error)
+    elif refused.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        logger.warning(refused.code, reason=str(error))
+    else:
+        logger.info(refused.code)  # without the reason, which quotes what the caller sent
+    return refusal(refused)
+
+
+@app.not_found
+def refuse_unknown(_: Exception) -> Response[str]:
+    """Answers for a path that API Gateway let through and that is none of ours."""
+    return refuse(errors.NoSuchResource())

@@ -1,0 +1,48 @@
+"""Takes events from the outbox to the topic, started every minute by the scheduler: wiring only."""
+
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from charging import relay, telemetry
+from charging.database import Database
+from charging.settings import RelaySettings
+from charging.topic import Topic
+
+
+@cache
+def settings() -> RelaySettings:
+    """The environment, read at the first run."""
+    return RelaySettings.from_environment()
+
+
+@cache
+def database() -> Database:
+    """The connection that this instance keeps between runs."""
+    return Database(settings())
+
+
+@cache
+def topic() -> Topic:
+    """The client and its open connections, kept between runs."""
+    return Topic(settings().topic_arn, max_attempts=settings().max_attempts)
+
+
+def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """Relays until its time budget ends, and returns and logs what the run came to."""
+    try:
+        run = relay.run(
+            database(),
+            topic(),
+            budget_seconds=settings().budget_seconds,
+            poll_seconds=settings().poll_ms / 1000,
+            remaining_seconds=lambda: context.get_remaining_time_in_millis() / 1000,
+        )
+    except Exception:
+        telemetry.logger("relay").exception("relay_run_failed")
+        raise
+    summary = asdict(run)
+    telemetry.logger("relay").info("relay_run", **summary)
+    return summary

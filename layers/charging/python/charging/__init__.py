@@ -1,0 +1,1 @@
+"""Idempotent charges, their transactional outbox, and what carries their events on."""

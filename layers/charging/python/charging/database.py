@@ -1,0 +1,154 @@
+"""One warm connection to Postgres: opened at first use, bounded by a deadline, replaced when it is lost."""
+
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.rows import BaseRowFactory
+
+from charging import errors
+from charging.iam_token import iam_token
+from charging.settings import DatabaseSettings
+
+type Parameters = Mapping[str, object]
+
+# A database that does not answer a connection request within 2 s will not serve the charge behind it in time.
+# libpq's own granularity is a second.
+CONNECT_SECONDS = 2
+# Without a keepalive a warm connection whose peer has vanished would be trusted for two hours.
+KEEPALIVE_SECONDS = 10
+KEEPALIVE_INTERVAL_SECONDS = 5
+KEEPALIVES = 2
+UNACKNOWLEDGED_MILLISECONDS = 5_000
+
+# What the server says when it has undone a statement for a reason that lies in the moment. Class 08 and the
+# 57P codes also end the connection; 25006 is a former primary that has become a standby.
+_CONTENDED = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable)
+_UNAVAILABLE_CLASSES = ("08", "53", "57", "58")
+_READ_ONLY = "25006"
+
+
+class _Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that waits for the server until its deadline and not longer."""
+
+    deadline: float | None = None
+
+    def wait[T](self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        if self.deadline is not None:
+            left = max(0.0, self.deadline - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
+        return super().wait(gen, interval, timeout)
+
+
+def connect(settings: DatabaseSettings, *, seconds: int = CONNECT_SECONDS) -> _Connection:
+    """Opens a connection in autocommit. Raises TemporarilyUnavailable when there is none within `seconds`."""
+    password = settings.password.get_secret_value()
+    try:
+        return _Connection.connect(
+            host=settings.host,
+            port=settings.port,
+            dbname=settings.name,
+            user=settings.user,
+            password=password or iam_token(settings.host, settings.port, settings.user),
+            # A token is a bearer secret: it goes over TLS or not at all.
+            sslmode="prefer" if password else "require",
+            connect_timeout=seconds,
+            application_name="charging",
+            autocommit=True,
+            # Prepare at the first execution: it costs the connection one round trip, once, and saves every
+            # later call the planning.
+            prepare_threshold=0,
+            keepalives_idle=KEEPALIVE_SECONDS,
+            keepalives_interval=KEEPALIVE_INTERVAL_SECONDS,
+            keepalives_count=KEEPALIVES,
+            tcp_user_timeout=UNACKNOWLEDGED_MILLISECONDS,
+        )
+    except psycopg.OperationalError as failed:
+        raise errors.TemporarilyUnavailable("no connection to the database could be opened") from failed
+
+
+class Database:
+    """The function's way to its database: a single connection in autocommit, one caller at a time.
+
+    Deadlines are `time.monotonic()` seconds; None waits as long as the server's own limits let a statement run.
+    """
+
+    def __init__(self, settings: DatabaseSettings) -> None:
+        self._settings = settings
+        self._connection: _Connection | None = None
+
+    def fetch[R](
+        self, row: BaseRowFactory[R], statement: bytes, parameters: Parameters, *, deadline: float | None = None
+    ) -> Sequence[R]:
+        """Runs one statement in a transaction of its own, in one round trip, and returns its rows.
+
+        Raises TemporarilyUnavailable when nothing was or will be committed, Contended when the server rolled
+        back for the sake of another transaction, and ConnectionLost when the outcome cannot be known.
+        """
+        connection = self._ready(deadline)
+        with self._translating(connection, deadline):
+            return connection.cursor(row_factory=row).execute(statement, parameters).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """Opens a transaction for several statements: committed at the block's end, rolled back by an exception.
+
+        Raises as `fetch` does.
+        """
+        connection = self._ready(None)
+        with self._translating(connection, None), connection.transaction():
+            yield connection
+
+    def close(self) -> None:
+        """Closes the connection if there is one; the next use opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ready(self, deadline: float | None) -> _Connection:
+        """Returns a connection that was alive a moment ago."""
+        if self._connection is not None and not _is_quiet(self._connection):
+            self.close()
+        if self._connection is None:
+            seconds = CONNECT_SECONDS if deadline is None else min(CONNECT_SECONDS, int(deadline - time.monotonic()))
+            if seconds < 1:
+                raise errors.TemporarilyUnavailable("too little time is left to open a connection")
+            self._connection = connect(self._settings, seconds=seconds)
+        return self._connection
+
+    @contextmanager
+    def _translating(self, connection: _Connection, deadline: float | None) -> Iterator[None]:
+        """Turns psycopg's errors into this package's, and drops a connection that is of no more use."""
+        connection.deadline = deadline
+        try:
+            yield
+        except _CONTENDED as contended:
+            raise errors.Contended(type(contended).__name__) from contended
+        except psycopg.Error as failed:
+            state = failed.sqlstate
+            if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                self.close()
+                raise errors.ConnectionLost("the connection ended while a statement was under way") from failed
+            if state is not None and (state[:2] in _UNAVAILABLE_CLASSES or state == _READ_ONLY):
+                self.close()
+                raise errors.TemporarilyUnavailable(f"the database answered {state}") from failed
+            # The server's detail quotes the row, and with it what must not be logged.
+            raise errors.DatabaseFault(f"{state}: {failed.diag.message_primary}") from None
+
+
+def _is_quiet(connection: _Connection) -> bool:
+    """Tells whether an idle connection is still worth using.
+
+    A server that ends an idle connection sends its reason and closes. Both make the socket readable, while
+    nothing makes it so on a healthy idle connection. Looking costs no round trip, and means that a loss before
+    the statement is known to be one.
+    """
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return not poll.poll(0)

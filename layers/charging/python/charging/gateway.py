@@ -1,0 +1,138 @@
+"""API Gateway's shapes: what an event says of the request, whoever sent it, and who the gateway vouches for.
+
+Takes REST (payload 1.0), HTTP API (payload 2.0) and load balancer events, and turns each into one REST event with
+lower-case header names, so that behind this module there is one shape only.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from charging import errors
+
+type Event = dict[str, Any]
+
+# The database bounds it too. IAM's longest ARN has some 620 characters.
+PRINCIPAL_BYTES = 1024
+
+_ASSUMED_ROLE = re.compile(r"(arn:[^:]+:sts::[0-9]{12}:assumed-role/[^/]+)/.*", re.DOTALL)
+
+
+def rest_event(event: Event) -> Event:
+    """Returns the event as a REST event: method, path without stage and trailing slash, headers, query, body.
+
+    An event from which no request can be read comes out as one for an unknown path. Never raises.
+    """
+    context = _mapping(event.get("requestContext"))
+    http = _mapping(context.get("http"))
+    headers = _header_lines(event)
+    return {
+        "httpMethod": _text(event.get("httpMethod")) or _text(http.get("method")),
+        "path": _path(event, context),
+        "headers": {name: lines[-1] for name, lines in headers.items()},
+        "multiValueHeaders": headers,
+        "queryStringParameters": _mapping(event.get("queryStringParameters")),
+        "multiValueQueryStringParameters": _mapping(event.get("multiValueQueryStringParameters")),
+        "requestContext": context,
+        "body": event.get("body"),
+        "isBase64Encoded": event.get("isBase64Encoded") is True,
+    }
+
+
+def response_for(event: Event, response: Event) -> Event:
+    """Returns a REST response in the shape that the event's sender reads.
+
+    REST and load balancers with multi-value headers take header lists; payload 2.0 and plain load balancers take
+    single values, and no header of ours has more than one.
+    """
+    lists = response["multiValueHeaders"]
+    if event.get("version") == "2.0" or ("elb" in _mapping(event.get("requestContext")) and "headers" in event):
+        single = {name: values[-1] for name, values in lists.items()}
+        return {"statusCode": response["statusCode"], "headers": single, "body": response["body"]}
+    return response
+
+
+def header_lines(event: Event, name: str) -> list[str]:
+    """Returns every line of a header of a `rest_event`; none when it was not sent."""
+    lines: list[str] = event["multiValueHeaders"].get(name.lower(), [])
+    return lines
+
+
+def body(event: Event) -> bytes:
+    """Returns the body's bytes; empty when there is none. Raises InvalidRequest for what is not really base64."""
+    content = event["body"]
+    if not isinstance(content, str):
+        return b""
+    if event["isBase64Encoded"]:
+        try:
+            return base64.b64decode(content, validate=True)
+        except (binascii.Error, ValueError):
+            raise errors.InvalidRequest([errors.Violation("", "must be base64, as its event says it is")]) from None
+    # Half a surrogate pair becomes bytes that are not UTF-8, and is refused as such where the body is parsed.
+    return content.encode("utf-8", "surrogatepass")
+
+
+def principal(event: Event) -> str:
+    """Returns who is calling, by the gateway's word alone: never by a header, a query or the body.
+
+    An authorizer's verdict comes first, then the IAM identity. A Cognito identity stands before the role that
+    it shares with every other user of its pool. An assumed role is itself without the session's name, since a
+    retry arrives under a new one. Raises Unauthenticated where the gateway names nobody.
+    """
+    context = _mapping(event.get("requestContext"))
+    authorizer = _mapping(context.get("authorizer"))
+    identity = _mapping(context.get("identity"))
+    iam = _mapping(authorizer.get("iam"))
+    candidates = (
+        authorizer.get("principalId"),
+        _mapping(authorizer.get("claims")).get("sub"),
+        _mapping(_mapping(authorizer.get("jwt")).get("claims")).get("sub"),
+        _mapping(authorizer.get("lambda")).get("principalId"),
+        _mapping(iam.get("cognitoIdentity")).get("identityId"),
+        iam.get("userArn"),
+        identity.get("cognitoIdentityId"),
+        identity.get("userArn"),
+    )
+    for candidate in candidates:
+        if isinstance(candidate, str) and candidate:
+            return _normalised(candidate)
+    raise errors.Unauthenticated("The gateway's request context names no principal.")
+
+
+def _normalised(name: str) -> str:
+    if assumed := _ASSUMED_ROLE.fullmatch(name):
+        name = assumed[1]
+    if not name.isprintable() or len(name.encode()) > PRINCIPAL_BYTES:
+        raise errors.Unauthenticated("The principal that the gateway names cannot be one.")
+    return name
+
+
+def _header_lines(event: Event) -> dict[str, list[str]]:
+    """Collects each header's lines, under any spelling of its name, from the map that has them all."""
+    lines: dict[str, list[str]] = {}
+    for name, values in _mapping(event.get("multiValueHeaders")).items():
+        if isinstance(values, list):
+            lines.setdefault(name.lower(), []).extend(value for value in values if isinstance(value, str))
+    several = set(lines)
+    for name, value in _mapping(event.get("headers")).items():
+        if isinstance(value, str) and name.lower() not in several:
+            lines.setdefault(name.lower(), []).append(value)
+    return {name: values for name, values in lines.items() if values}
+
+
+def _path(event: Event, context: Mapping[str, Any]) -> str:
+    path = _text(event.get("rawPath")) or _text(event.get("path"))
+    stage = _text(context.get("stage"))
+    if stage and (path == f"/{stage}" or path.startswith(f"/{stage}/")):
+        path = path.removeprefix(f"/{stage}")
+    return path.rstrip("/") or "/"
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,58 @@
+"""RDS IAM authentication tokens, made without an AWS library.
+
+A token is the URL of a `connect` call, presigned with Signature Version 4, without its scheme. Importing
+botocore for it alone would cost every cold start some 350 ms.
+Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+"""
+
+import hmac
+import os
+from datetime import UTC, datetime
+from hashlib import sha256
+from urllib.parse import quote
+
+from charging import errors
+
+LIFETIME_SECONDS = 900  # RDS accepts no longer one; it is checked when a connection is opened, not afterwards.
+
+
+def iam_token(host: str, port: int, user: str) -> str:
+    """Returns a token that lets `user` log in at `host` within the next 15 minutes, in place of a password.
+
+    Signs with the function's own credentials, which Lambda puts in the environment. Raises Misconfigured where
+    there are none.
+    """
+    try:
+        region = os.environ["AWS_REGION"]
+        access_key = os.environ["AWS_ACCESS_KEY_ID"]
+        secret_key = os.environ["AWS_SECRET_ACCESS_KEY"]
+    except KeyError as missing:
+        raise errors.Misconfigured(
+            f"IAM authentication was chosen (DATABASE_PASSWORD is empty), but {missing} is not in the environment."
+        ) from None
+    session_token = os.environ.get("AWS_SESSION_TOKEN")
+
+    moment = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    date = moment[:8]
+    scope = f"{date}/{region}/rds-db/aws4_request"
+    parameters = {
+        "Action": "connect",
+        "DBUser": user,
+        "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
+        "X-Amz-Credential": f"{access_key}/{scope}",
+        "X-Amz-Date": moment,
+        "X-Amz-Expires": str(LIFETIME_SECONDS),
+        "X-Amz-SignedHeaders": "host",
+    }
+    if session_token:
+        parameters["X-Amz-Security-Token"] = session_token
+    query = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(parameters.items()))
+
+    no_body = sha256(b"").hexdigest()
+    request = f"GET\n/\n{query}\nhost:{host}:{port}\n\nhost\n{no_body}"
+    to_sign = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{sha256(request.encode()).hexdigest()}"
+    key = f"AWS4{secret_key}".encode()
+    for part in (date, region, "rds-db", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
+    return f"{host}:{port}/?{query}&X-Amz-Signature={signature}"

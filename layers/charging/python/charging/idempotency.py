@@ -1,0 +1,151 @@
+"""The idempotency key: its scope, the response stored under it, and what a call under it comes to.
+
+An operation hands over one statement that claims the key, does the work and stores the response, all or
+nothing. This module runs it, over again where the database or the network left the answer open, and reads
+its row. The statement is its own second look: whatever a first run committed, the next run finds stored.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from charging import contract, errors
+from charging.contract import Command
+from charging.database import Database
+
+BODY_BYTES = 8 * 1024
+_STORED_HEADERS = frozenset({"Content-Type", "Location"})
+
+# A lost connection, a deadlock or a race with the purge are each rare; four in a row are an outage.
+RUNS = 5
+# The pause doubles from here, 0.3 s in all: long enough for a server that ended our connection to roll its
+# transaction back, short against the caller's patience.
+FIRST_PAUSE_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose key it is, for which operation."""
+
+    principal: str
+    endpoint: str
+    key: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it is stored, and so as every replay gives it again.
+
+    Raises ValueError, a mistake of ours and not of the caller, for a header that is not on the list or a body
+    over 8 KiB: before the commit, since after it the work could not be taken back.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+    def __post_init__(self) -> None:
+        if not _STORED_HEADERS.issuperset(self.headers):
+            raise ValueError(f"only {sorted(_STORED_HEADERS)} may be stored, not {sorted(self.headers)}")
+        if len(self.body.encode()) > BODY_BYTES:
+            raise ValueError(f"a stored body has at most {BODY_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The work was done and committed by this call."""
+
+    response: StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The same command was completed under this key before; nothing was written."""
+
+    response: StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """Another command was completed under this key; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Another call under this key has not ended yet; nothing was written."""
+
+
+type Outcome = Created | Replayed | KeyReused | InFlight
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRow:
+    """The row that every claiming statement answers with."""
+
+    created: bool
+    held: bool | None
+    status: str | None
+    fingerprint: str | None
+    response_status: int | None
+    response_headers: dict[str, str] | None
+    response_body: str | None
+
+
+def perform(
+    database: Database,
+    statement: bytes,
+    parameters: Mapping[str, object],
+    command: Command,
+    response: StoredResponse,
+    *,
+    deadline: float,
+) -> Outcome:
+    """Runs a claiming statement until its answer is plain, at most five times and not beyond the deadline.
+
+    `response` must be unlike any other call's, as one with a new id in it is: it is how a commit of our own,
+    whose confirmation was lost, is told from somebody else's.
+
+    Raises TemporarilyUnavailable when nothing was committed by this call, OutcomeUnknown when a run was sent
+    and what became of it could not be learnt.
+    """
+    sent = False
+    for run in range(RUNS):
+        if run:
+            time.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (run - 1), max(0.0, deadline - time.monotonic())))
+        try:
+            row = database.fetch(class_row(ClaimRow), statement, parameters, deadline=deadline)[0]
+        except errors.Contended:
+            continue
+        except errors.ConnectionLost:
+            sent = True
+            continue
+        except errors.TemporarilyUnavailable as unavailable:
+            if sent:
+                raise errors.OutcomeUnknown("the connection was lost and could not be replaced") from unavailable
+            raise
+        outcome = _outcome(row, command, response)
+        if outcome is None or (sent and isinstance(outcome, InFlight)):
+            continue  # committed or purged since the snapshot; or our own lost run has not ended yet
+        return outcome
+    if sent:
+        raise errors.OutcomeUnknown("the connection was lost, and the transaction on it may still be under way")
+    raise errors.TemporarilyUnavailable("the database kept undoing the statement in favour of others")
+
+
+def _outcome(row: ClaimRow, command: Command, response: StoredResponse) -> Outcome | None:
+    """Reads one answer; None where only another look can tell."""
+    if row.created:
+        return Created(response)
+    if row.fingerprint is None:
+        return None if row.held else InFlight()
+    if row.status == "STARTED":
+        return InFlight()
+    if not contract.is_same_command(command, row.fingerprint):
+        return KeyReused()
+    if row.response_status is None or row.response_headers is None or row.response_body is None:
+        raise AssertionError("a constraint of the table gives every COMPLETED row its response")
+    stored = StoredResponse(row.response_status, row.response_headers, row.response_body)
+    return Created(stored) if stored.body == response.body else Replayed(stored)

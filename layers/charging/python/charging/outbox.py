@@ -1,0 +1,99 @@
+"""The outbox: events on their way from the transaction that wrote them to the broker."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg.rows import class_row, scalar_row
+
+from charging import sql
+from charging.database import Database
+
+SOURCE = "/charges"
+
+
+def event(
+    event_id: UUID, event_type: str, *, subject: UUID, principal: str, data: Mapping[str, Any], traceparent: str | None
+) -> str:
+    """Returns a CloudEvents 1.0 object as JSON, still without its `time`, which the database's clock gives it.
+
+    `principal` is an extension attribute, for consumers that keep accounts by owner; `traceparent` is the
+    distributed tracing extension.
+    """
+    attributes = {
+        "specversion": "1.0",
+        "id": str(event_id),
+        "source": SOURCE,
+        "type": event_type,
+        "subject": str(subject),
+        "datacontenttype": "application/json",
+        "principal": principal,
+        "data": data,
+    }
+    if traceparent is not None:
+        attributes["traceparent"] = traceparent
+    return json.dumps(attributes, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedEvent:
+    """An event under a lease. `attempts` is this claim's fencing number; `payload` is what is sent, unchanged."""
+
+    id: UUID
+    event_type: str
+    payload: str
+    attempts: int
+    refusals: int
+
+
+type Result = Literal["PUBLISHED", "REFUSED", "FAILED", "POSTPONED"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of one claimed event. The results are explained in sql/complete_events.sql."""
+
+    event: ClaimedEvent
+    result: Result
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How much waits: the oldest waiting event's age in seconds (0 when none waits), and two counts."""
+
+    oldest_age_seconds: float
+    pending: int
+    failed: int
+
+
+def claim(database: Database, *, limit: int, lease_seconds: float) -> Sequence[ClaimedEvent]:
+    """Leases up to `limit` due events, those that have been due longest. No transaction stays open."""
+    return database.fetch(class_row(ClaimedEvent), sql.CLAIM_EVENTS, {"limit": limit, "lease_seconds": lease_seconds})
+
+
+def complete(database: Database, completions: Sequence[Completion]) -> int:
+    """Writes the results down in one statement and returns how many leases had been lost.
+
+    A lost lease changes nothing: another relay has claimed the event since, and answers for it.
+    """
+    if not completions:
+        return 0
+    kept = database.fetch(
+        scalar_row,
+        sql.COMPLETE_EVENTS,
+        {
+            "ids": [completion.event.id for completion in completions],
+            "attempts": [completion.event.attempts for completion in completions],
+            "outcomes": [completion.result for completion in completions],
+            "errors": [completion.error for completion in completions],
+        },
+    )
+    return len(completions) - len(kept)
+
+
+def measure(database: Database) -> Measurement:
+    """Measures the outbox by the database's clock."""
+    return database.fetch(class_row(Measurement), sql.MEASURE_OUTBOX, {})[0]

@@ -1,0 +1,63 @@
+"""What a function is told by its environment: read once, at first use, and frozen."""
+
+import os
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from charging import errors
+
+
+class Settings(BaseModel):
+    """The base of every function's settings: a field's alias is the name of its variable."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=False)
+
+    @classmethod
+    def variables(cls) -> frozenset[str]:
+        """The names of all the variables that this class reads."""
+        return frozenset(field.alias for field in cls.model_fields.values() if field.alias)
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Reads the process's environment.
+
+        Raises Misconfigured, naming every variable that is missing or unusable, never their values.
+        """
+        given = {name: os.environ[name] for name in cls.variables() if name in os.environ}
+        try:
+            return cls.model_validate(given)
+        except ValidationError as invalid:
+            faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in invalid.errors(include_input=False))
+            raise errors.Misconfigured(f"The function's environment is not usable. {faults}") from None
+
+
+class DatabaseSettings(Settings):
+    """Where the database is and who is asking. An empty password stands for an RDS IAM token, and so for TLS."""
+
+    host: str = Field(alias="DATABASE_HOST", min_length=1)
+    port: int = Field(alias="DATABASE_PORT", ge=1, le=65535)
+    name: str = Field(alias="DATABASE_NAME", min_length=1)
+    user: str = Field(alias="DATABASE_USER", min_length=1)
+    password: SecretStr = Field(alias="DATABASE_PASSWORD")
+
+
+class ChargesSettings(DatabaseSettings):
+    """The charges function."""
+
+    retention_hours: int = Field(alias="IDEMPOTENCY_RETENTION_HOURS", ge=1)
+
+
+class RelaySettings(DatabaseSettings):
+    """The relay function."""
+
+    topic_arn: str = Field(alias="TOPIC_ARN", pattern=r"^arn:[a-z-]+:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_.-]+$")
+    budget_seconds: int = Field(alias="RELAY_BUDGET_SECONDS", ge=0)
+    poll_ms: int = Field(alias="RELAY_POLL_MS", ge=10)
+    max_attempts: int = Field(alias="RELAY_MAX_ATTEMPTS", ge=1)
+
+
+class MigrateSettings(DatabaseSettings):
+    """The migrate function."""
+
+    schema_dir: str = Field(alias="SCHEMA_DIR", min_length=1)

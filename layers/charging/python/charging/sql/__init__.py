@@ -1,0 +1,20 @@
+"""The statements, one constant for each file beside this one.
+
+A statement is bytes: psycopg takes bytes as a query, so no text that was built at run time can become one.
+"""
+
+from pathlib import Path
+
+
+def _statement(name: str) -> bytes:
+    """Reads a statement without its comment lines, which the server need not parse again on every call."""
+    lines = Path(__file__).with_name(f"{name}.sql").read_bytes().splitlines()
+    return b"\n".join(line for line in lines if not line.lstrip().startswith(b"--"))
+
+
+CREATE_CHARGE = _statement("create_charge")
+CLAIM_EVENTS = _statement("claim_events")
+COMPLETE_EVENTS = _statement("complete_events")
+MEASURE_OUTBOX = _statement("measure_outbox")
+RECORD_DELIVERY = _statement("record_delivery")
+ADD_TO_TOTALS = _statement("add_to_totals")

@@ -1,0 +1,19 @@
+-- Leases the events that have been due longest: charges the attempt and pushes the row past the lease.
+-- A row whose lease has ended is simply due again, so what a dead relay held comes back by itself.
+--
+-- Uses the partial index outbox_due. Locks the rows it takes until the statement's own commit and skips
+-- rows that another relay is taking at this moment.
+WITH due AS (
+    SELECT id
+    FROM outbox
+    WHERE published_at IS NULL AND failed_at IS NULL AND next_attempt_at <= now()
+    ORDER BY next_attempt_at, id
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE outbox
+SET attempts = attempts + 1,
+    next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
+FROM due
+WHERE outbox.id = due.id
+RETURNING outbox.id, outbox.event_type, outbox.payload, outbox.attempts, outbox.refusals

@@ -1,0 +1,31 @@
+-- Writes down what became of claimed events, and returns the ids that were still this claim's to complete.
+-- `attempts` is the fencing number: where another relay has claimed the row since, nothing matches.
+--
+--   PUBLISHED  the broker accepted it
+--   REFUSED    the broker refused this very event: due again later, the refusal counted
+--   FAILED     parked with its error until an operator decides
+--   POSTPONED  the broker could not be reached or was overloaded: due again later, nothing held against it
+--
+-- The delay before the next attempt doubles from 1 second to 60 at most, so that events flow within a minute
+-- of an outage's end, and is spread over its upper half, so that they do not all come back in one instant.
+-- Finds the rows by primary key and locks them until the statement's own commit.
+WITH result AS (
+    SELECT id, attempts, outcome, error
+    FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(outcomes)s::text[], %(errors)s::text[])
+        AS result (id, attempts, outcome, error)
+)
+UPDATE outbox
+SET published_at = CASE WHEN outcome = 'PUBLISHED' THEN now() END,
+    failed_at = CASE WHEN outcome = 'FAILED' THEN now() END,
+    refusals = refusals + CASE WHEN outcome IN ('REFUSED', 'FAILED') THEN 1 ELSE 0 END,
+    next_attempt_at = CASE
+        WHEN outcome IN ('REFUSED', 'POSTPONED')
+            THEN now() + make_interval(secs => least(60, 2 ^ least(outbox.attempts - 1, 6)) * (0.5 + random() / 2))
+        ELSE now()
+    END,
+    last_error = error
+FROM result
+WHERE outbox.id = result.id
+  AND outbox.attempts = result.attempts
+  AND published_at IS NULL AND failed_at IS NULL
+RETURNING outbox.id

@@ -1,0 +1,156 @@
+"""The SNS topic: packs events into calls, has several calls in flight, and reads each entry's own result.
+
+The only module that imports the AWS SDK; the charge's path never loads it.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from charging.outbox import ClaimedEvent, Completion
+
+if TYPE_CHECKING:
+    from mypy_boto3_sns import SNSClient
+    from mypy_boto3_sns.type_defs import PublishBatchRequestEntryTypeDef
+
+# Quotas of PublishBatch. The size is that of all bodies and attributes of a call together.
+ENTRIES_PER_CALL = 10
+BYTES_PER_CALL = 256 * 1024
+
+# A call takes some 10 ms; ten in flight hide that latency, and more would only wait for this function's CPU.
+CALLS_IN_FLIGHT = 10
+CONNECT_SECONDS = 2
+READ_SECONDS = 5
+# The worst that one call can take. A call that is refused as a whole is halved, and each half is a call again;
+# the lease allows for that.
+CALL_SECONDS = CONNECT_SECONDS + READ_SECONDS
+
+# Faults in what was sent: with a whole call, one of its entries; with an entry, that very event, for good.
+_MALFORMED = frozenset(
+    {
+        "BatchRequestTooLong",
+        "InvalidParameter",
+        "InvalidParameterException",
+        "InvalidParameterValue",
+        "ParameterValueInvalid",
+        "ValidationError",
+        "ValidationException",
+    }
+)
+_ERROR_CHARACTERS = 500  # of a broker's message, as kept with the row
+
+
+class Topic:
+    """One SNS topic. `max_attempts` bounds how often an event that the broker refuses is offered again."""
+
+    def __init__(self, arn: str, *, max_attempts: int) -> None:
+        self.arn = arn
+        self.name = arn.rpartition(":")[2]
+        self._max_attempts = max_attempts
+        # No retries below us: the row's own schedule is the retry, and a call then has a known worst case.
+        self._client: SNSClient = boto3.client(
+            "sns",
+            region_name=arn.split(":")[3],
+            config=Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                retries={"total_max_attempts": 1},
+                max_pool_connections=CALLS_IN_FLIGHT,
+                tcp_keepalive=True,
+            ),
+        )
+        self._calls = ThreadPoolExecutor(CALLS_IN_FLIGHT, thread_name_prefix="publish")
+
+    def publish(self, events: Sequence[ClaimedEvent]) -> Iterator[list[Completion]]:
+        """Sends the events and yields their results as the calls end, every event's exactly once.
+
+        Never raises for what the broker or the network do: that is a result too.
+        """
+        calls, oversized = _pack(events)
+        if oversized:
+            yield [
+                Completion(event, "FAILED", f"The event is larger than the {BYTES_PER_CALL} bytes that SNS accepts.")
+                for event in oversized
+            ]
+        pending = {self._calls.submit(self._send, call) for call in calls}
+        while pending:
+            ended, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield [completion for call in ended for completion in call.result()]
+
+    def _send(self, events: Sequence[ClaimedEvent]) -> list[Completion]:
+        try:
+            answer = self._client.publish_batch(
+                TopicArn=self.arn, PublishBatchRequestEntries=[_entry(event) for event in events]
+            )
+        except ClientError as refused:
+            code = refused.response["Error"]["Code"]
+            error = _error(code, refused.response["Error"].get("Message", ""))
+            if code not in _MALFORMED:
+                return [Completion(event, "POSTPONED", error) for event in events]
+            if len(events) == 1:
+                return [Completion(events[0], "FAILED", error)]
+            half = len(events) // 2
+            return self._send(events[:half]) + self._send(events[half:])
+        except BotoCoreError as unreachable:
+            return [Completion(event, "POSTPONED", _error(type(unreachable).__name__, "")) for event in events]
+
+        accepted = {entry["Id"] for entry in answer.get("Successful", [])}
+        refusals = {entry["Id"]: entry for entry in answer.get("Failed", [])}
+        completions = []
+        for event in events:
+            if str(event.id) in accepted:
+                completions.append(Completion(event, "PUBLISHED"))
+            elif refusal := refusals.get(str(event.id)):
+                error = _error(refusal["Code"], refusal.get("Message", ""))
+                if not refusal["SenderFault"]:
+                    completions.append(Completion(event, "POSTPONED", error))
+                elif refusal["Code"] in _MALFORMED or event.refusals + 1 >= self._max_attempts:
+                    completions.append(Completion(event, "FAILED", error))
+                else:
+                    completions.append(Completion(event, "REFUSED", error))
+            else:
+                completions.append(Completion(event, "POSTPONED", "SNS gave no result for this entry."))
+        return completions
+
+
+def _entry(event: ClaimedEvent) -> "PublishBatchRequestEntryTypeDef":
+    return {
+        "Id": str(event.id),
+        "Message": event.payload,
+        "MessageAttributes": {
+            "eventType": {"DataType": "String", "StringValue": event.event_type},
+            "outboxId": {"DataType": "String", "StringValue": str(event.id)},
+        },
+    }
+
+
+def _size(event: ClaimedEvent) -> int:
+    """Counts what SNS counts: the body, and each attribute's name, type and value."""
+    attributes = len("eventType" + "String" + event.event_type) + len("outboxId" + "String") + len(str(event.id))
+    return len(event.payload.encode()) + attributes
+
+
+def _pack(events: Sequence[ClaimedEvent]) -> tuple[list[list[ClaimedEvent]], list[ClaimedEvent]]:
+    """Fills calls up to the quotas, in the events' order, and sets those aside that fit into none."""
+    calls: list[list[ClaimedEvent]] = []
+    oversized: list[ClaimedEvent] = []
+    room = 0
+    for event in events:
+        size = _size(event)
+        if size > BYTES_PER_CALL:
+            oversized.append(event)
+            continue
+        if not calls or len(calls[-1]) == ENTRIES_PER_CALL or size > room:
+            calls.append([])
+            room = BYTES_PER_CALL
+        calls[-1].append(event)
+        room -= size
+    return calls, oversized
+
+
+def _error(code: str, message: str) -> str:
+    return f"{code}: {message}".rstrip(": ")[:_ERROR_CHARACTERS]
