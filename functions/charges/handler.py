@@ -95,7 +95,6 @@ def refusal(refused: problem.Problem) -> Response[str]:
     )
 
 
-@app.exception_handler(Exception)  # type: ignore[untyped-decorator]
 def refuse(error: Exception) -> Response[str]:
     """Answers for whatever was raised."""
     refused = problem.of(error)
@@ -109,7 +108,5 @@ def refuse(error: Exception) -> Response[str]:
     return refusal(refused)
 
 
-@app.not_found
-def refuse_unknown(_: Exception) -> Response[str]:
-    """Answers for a path that API Gateway let through and that is none of ours."""
-    return refuse(errors.NoSuchResource())
+app.exception_handler(Exception)(refuse)
+app.not_found(lambda _: refuse(errors.NoSuchResource()))
