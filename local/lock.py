@@ -1,0 +1,58 @@
+"""One user at a time for a folder, told by a lock that the kernel drops with its last holder."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from local.errors import StackError
+
+# A run that was killed needs this long at most for its guards to end its children, which hold the lock as well.
+PATIENCE_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[int]:
+    """Hold the lock; yields its descriptor, which a child can keep open to hold it too.
+
+    Raises StackError when another process still has it after ten seconds.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _acquire(descriptor, path)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        # No LOCK_UN at the end: it would take the lock from the children too.
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode()
+            if _lives(holder) or time.monotonic() > deadline:
+                raise StackError(
+                    f"{path.parent} is in use by process {holder or 'unknown'}.",
+                    means="The embedded stack runs there already; two on one database would destroy it.",
+                    remedy="stop that process (Ctrl-C where it runs), or set LOCAL_DIR to another folder.",
+                ) from error
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,39 @@
+"""Fixtures that every kind of test uses: a fresh database, and connections to it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.database import Databases, databases
+
+type Connect = Callable[[], psycopg.Connection[tuple[Any, ...]]]
+
+
+@pytest.fixture(scope="session")
+def database_server() -> Iterator[Databases]:
+    with databases() as server:
+        yield server
+
+
+@pytest.fixture
+def database_url(database_server: Databases) -> Iterator[str]:
+    """A fresh database with the schema in it, for this test alone."""
+    with database_server.migrated() as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database_url(database_server: Databases) -> Iterator[str]:
+    """A fresh database that no migration has touched, for this test alone."""
+    with database_server.empty() as url:
+        yield url
+
+
+@pytest.fixture
+def connect(database_url: str) -> Iterator[Connect]:
+    """Opens connections to this test's database, in autocommit, and closes them after the test."""
+    with contextlib.ExitStack() as opened:
+        yield lambda: opened.enter_context(psycopg.connect(database_url, autocommit=True))

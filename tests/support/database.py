@@ -1,0 +1,108 @@
+"""The real PostgreSQL that tests run on, and a fresh database for each of them.
+
+Where it comes from: the server that DATABASE_URL names (its user must be allowed to create databases); else a
+container, where TEST_DATABASE=container says so; else the embedded server.
+
+Every pytest-xdist worker has a server of its own: two start side by side in the time of one, and no test feels another
+worker's checkpoints. fsync stays on, as everywhere: it costs 30 ms a test, and what a test says about a commit is then
+true of the service's commits.
+"""
+
+import contextlib
+import itertools
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+from psycopg import conninfo, sql
+
+from charging import migrations
+from local import postgres
+
+SCHEMA = Path(__file__).parents[2] / "schema"
+
+
+class Databases:
+    """Makes databases on one server, which its user may create there, and drops them."""
+
+    def __init__(self, admin: psycopg.Connection, url: str) -> None:
+        self._admin = admin
+        self._url = url
+        # Workers share the server that DATABASE_URL names.
+        self._prefix = f"charges_test_{secrets.token_hex(4)}"
+        self._numbers = itertools.count()
+        self._template: str | None = None
+
+    @contextlib.contextmanager
+    def empty(self) -> Iterator[str]:
+        """A database with nothing in it, as a URL; dropped afterwards, whoever is still connected."""
+        with self._created(sql.SQL("DEFAULT")) as url:
+            yield url
+
+    @contextlib.contextmanager
+    def migrated(self) -> Iterator[str]:
+        """A database with the schema in it and no rows, as a URL; dropped afterwards, whoever is still connected.
+
+        It is copied from one that was migrated once. The limits that a migration sets on the database are not part of
+        a copy: migrating the copy, where no file is missing, sets them again.
+        """
+        if self._template is None:
+            self._template = f"{self._prefix}_template"
+            self._admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self._template)))
+            self._migrate(self._named(self._template))
+        with self._created(sql.Identifier(self._template)) as url:
+            self._migrate(url)
+            yield url
+
+    def close(self) -> None:
+        """Drop what is left."""
+        if self._template is not None:
+            self._drop(self._template)
+
+    @contextlib.contextmanager
+    def _created(self, template: sql.Composable) -> Iterator[str]:
+        name = f"{self._prefix}_{next(self._numbers)}"
+        self._admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), template))
+        try:
+            yield self._named(name)
+        finally:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self._admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _named(self, name: str) -> str:
+        return conninfo.make_conninfo(self._url, dbname=name)
+
+    def _migrate(self, url: str) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            migrations.migrate(connection, SCHEMA)
+
+
+@contextlib.contextmanager
+def databases() -> Iterator[Databases]:
+    """A server for as long as the block lasts, and what makes databases on it."""
+    with _server() as url, psycopg.connect(url, autocommit=True) as admin:
+        made = Databases(admin, url)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[str]:
+    if url := os.environ.get("DATABASE_URL"):
+        yield url
+    elif os.environ.get("TEST_DATABASE", "embedded") == "container":
+        # Its packages take a second to import, and most runs have no use for them.
+        from tests.support import container  # noqa: PLC0415
+
+        with container.serve() as url:
+            yield url
+    else:
+        with tempfile.TemporaryDirectory(prefix="charges-postgres-") as folder, postgres.serve(Path(folder)) as server:
+            yield server.url
