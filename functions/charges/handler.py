@@ -1,4 +1,4 @@
-"""POST /charges behind API Gateway: wiring only."""
+"""Charges behind API Gateway: wiring only."""
 
 import time
 from functools import cache
@@ -8,7 +8,7 @@ from typing import Any
 from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from charging import charges, contract, errors, gateway, problem, telemetry
+from charging import charges, contract, errors, gateway, idempotency, problem, telemetry
 from charging.contract import ChargeCommand
 from charging.database import Database
 from charging.idempotency import Created, InFlight, KeyReused, Outcome, Replayed, Scope, StoredResponse
@@ -17,7 +17,9 @@ from charging.settings import ChargesSettings
 # Kept back from the function's time for shaping and sending the answer, whatever the database does.
 ANSWER_SECONDS = 0.5
 # With less than this left, a charge that had to reconnect could not be answered for: it is not begun.
-CHARGE_SECONDS = 1.0
+DATABASE_SECONDS = 1.0
+
+JSON = "application/json"
 
 OUTCOMES = {Created: "created", Replayed: "replayed", KeyReused: "payload_conflict", InFlight: "in_flight"}
 
@@ -45,7 +47,6 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 def create_charge() -> Response[str]:
     """Reads the request into a command and charges it."""
     request = app.current_event.raw_event
-    deadline = time.monotonic() + app.lambda_context.get_remaining_time_in_millis() / 1000 - ANSWER_SECONDS
     scope = Scope(
         gateway.principal(request),
         charges.ENDPOINT,
@@ -53,17 +54,45 @@ def create_charge() -> Response[str]:
     )
     contract.require_json(gateway.header_lines(request, "Content-Type"))
     command = contract.parse(ChargeCommand, gateway.body(request))
-    if deadline - time.monotonic() < CHARGE_SECONDS:
-        raise errors.TemporarilyUnavailable("too little of the function's time is left to begin a charge")
     outcome = charges.create(
         database(),
         scope,
         command,
         retention_hours=settings().retention_hours,
+        in_flight_wait_seconds=settings().in_flight_wait_ms / 1000,
         traceparent=contract.traceparent(gateway.header_lines(request, "traceparent")),
-        deadline=deadline,
+        deadline=deadline(),
     )
     return answer(outcome, scope)
+
+
+@app.get("/charges/<charge_id>")
+def read_charge(charge_id: str) -> Response[str]:
+    """Shows the caller one of their own charges."""
+    principal = gateway.principal(app.current_event.raw_event)
+    charge = charges.read(database(), principal, contract.resource_id(charge_id), deadline=deadline())
+    return Response(HTTPStatus.OK.value, content_type=JSON, body=charge.to_json())
+
+
+@app.get("/charges")
+def find_result() -> Response[str]:
+    """Tells the caller what became of one of their own keys."""
+    request = app.current_event.raw_event
+    scope = Scope(
+        gateway.principal(request),
+        charges.ENDPOINT,
+        contract.idempotency_key(gateway.query_values(request, "idempotencyKey")),
+    )
+    response = idempotency.find(database(), scope, deadline=deadline())
+    return Response(HTTPStatus.OK.value, content_type=JSON, body=idempotency.to_json(response))
+
+
+def deadline() -> float:
+    """When the database must have answered. Raises TemporarilyUnavailable when there is no use in asking it."""
+    left = app.lambda_context.get_remaining_time_in_millis() / 1000 - ANSWER_SECONDS
+    if left < DATABASE_SECONDS:
+        raise errors.TemporarilyUnavailable("too little of the function's time is left to begin")
+    return time.monotonic() + left
 
 
 def answer(outcome: Outcome, scope: Scope) -> Response[str]:

@@ -1,9 +1,12 @@
 """Charges: the one statement that makes a charge, its event and its replayable answer a single fact."""
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from uuid import UUID
 
-from charging import contract, idempotency, outbox, sql
+from psycopg.rows import class_row
+
+from charging import contract, errors, idempotency, outbox, sql
 from charging.contract import ChargeCommand
 from charging.database import Database
 from charging.idempotency import Outcome, Scope, StoredResponse
@@ -13,12 +16,34 @@ ENDPOINT = "POST /charges"
 EVENT_TYPE = "ChargeCreated"
 
 
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A charge as its owner sees it."""
+
+    id: UUID
+    amount_cents: int
+    currency: str
+    reference: str | None
+
+    def to_json(self) -> str:
+        """Returns the charge as the API shows it, in the order in which it always shows it."""
+        members: dict[str, object] = {
+            "id": str(self.id),
+            "amountCents": self.amount_cents,
+            "currency": self.currency,
+        }
+        if self.reference is not None:
+            members["reference"] = self.reference
+        return json.dumps(members, ensure_ascii=False, separators=(",", ":"))
+
+
 def create(
     database: Database,
     scope: Scope,
     command: ChargeCommand,
     *,
     retention_hours: int,
+    in_flight_wait_seconds: float,
     traceparent: str | None,
     deadline: float,
 ) -> Outcome:
@@ -29,13 +54,11 @@ def create(
     """
     charge_id = time_ordered_uuid()
     event_id = time_ordered_uuid()
-    money: dict[str, Any] = {"amountCents": command.amount_cents, "currency": command.currency}
-    if command.reference is not None:
-        money["reference"] = command.reference
+    money = command.model_dump(by_alias=True, exclude_none=True)
     response = StoredResponse(
         status=201,
         headers={"Content-Type": "application/json", "Location": f"/charges/{charge_id}"},
-        body=json.dumps({"id": str(charge_id), **money}, ensure_ascii=False, separators=(",", ":")),
+        body=Charge(charge_id, command.amount_cents, command.currency, command.reference).to_json(),
     )
     event = outbox.event(
         event_id,
@@ -62,4 +85,24 @@ def create(
         "event_type": EVENT_TYPE,
         "event": event,
     }
-    return idempotency.perform(database, sql.CREATE_CHARGE, parameters, command, response, deadline=deadline)
+    return idempotency.perform(
+        database,
+        sql.CREATE_CHARGE,
+        parameters,
+        command,
+        response,
+        in_flight_wait_seconds=in_flight_wait_seconds,
+        deadline=deadline,
+    )
+
+
+def read(database: Database, principal: str, charge_id: UUID, *, deadline: float) -> Charge:
+    """Returns the principal's charge.
+
+    Raises NoSuchResource where it is nobody's or somebody else's, alike, and TemporarilyUnavailable.
+    """
+    parameters = {"charge_id": charge_id, "principal": principal}
+    rows = database.read(class_row(Charge), sql.READ_CHARGE, parameters, deadline=deadline)
+    if not rows:
+        raise errors.NoSuchResource("The caller has no charge with this id.")
+    return rows[0]

@@ -15,6 +15,7 @@ from charging.errors import Violation
 BODY_BYTES = 16 * 1024  # fifty times what a command needs; the bound keeps parsing under a millisecond
 
 _HEX_GROUPS = r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
+_ID = re.compile(_HEX_GROUPS)
 _KEY = re.compile(rf'{_HEX_GROUPS}|"{_HEX_GROUPS}"')
 _MEDIA_TYPE = re.compile(r'application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|"utf-8"))?', re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -41,6 +42,13 @@ def idempotency_key(lines: Sequence[str]) -> UUID:
             "The Idempotency-Key is not a UUID in the form 8-4-4-4-12, bare or in double quotes, and nothing else."
         )
     return UUID(text.strip('"'))
+
+
+def resource_id(text: str) -> UUID:
+    """Returns the id in a path. Raises NoSuchResource for what cannot be one."""
+    if not _ID.fullmatch(text):
+        raise errors.NoSuchResource("The path's last segment is not an id.")
+    return UUID(text)
 
 
 def require_json(lines: Sequence[str]) -> None:

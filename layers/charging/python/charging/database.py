@@ -93,6 +93,22 @@ class Database:
         with self._translating(connection, deadline):
             return connection.cursor(row_factory=row).execute(statement, parameters).fetchall()
 
+    def read[R](
+        self, row: BaseRowFactory[R], statement: bytes, parameters: Parameters, *, deadline: float | None = None
+    ) -> Sequence[R]:
+        """Runs one statement that writes nothing, and so may be run again when its connection is lost.
+
+        Raises TemporarilyUnavailable when there is no answer from a second connection either.
+        """
+        try:
+            return self.fetch(row, statement, parameters, deadline=deadline)
+        except errors.ConnectionLost:
+            pass
+        try:
+            return self.fetch(row, statement, parameters, deadline=deadline)
+        except errors.ConnectionLost as lost:
+            raise errors.TemporarilyUnavailable("the connection was lost twice") from lost
+
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """Opens a transaction for several statements: committed at the block's end, rolled back by an exception.

@@ -60,6 +60,14 @@ def header_lines(event: Event, name: str) -> list[str]:
     return lines
 
 
+def query_values(event: Event, name: str) -> list[str]:
+    """Returns every value of a query parameter of a `rest_event`; none when it was not sent."""
+    values = event["multiValueQueryStringParameters"].get(name)
+    if values is None and name in event["queryStringParameters"]:
+        values = [event["queryStringParameters"][name]]
+    return [value for value in values or [] if isinstance(value, str)]
+
+
 def body(event: Event) -> bytes:
     """Returns the body's bytes; empty when there is none. Raises InvalidRequest for what is not really base64."""
     content = event["body"]

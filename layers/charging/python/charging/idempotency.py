@@ -5,14 +5,15 @@ nothing. This module runs it, over again where the database or the network left 
 its row. The statement is its own second look: whatever a first run committed, the next run finds stored.
 """
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from psycopg.rows import class_row
+from psycopg.rows import args_row, class_row, tuple_row
 
-from charging import contract, errors
+from charging import contract, errors, sql
 from charging.contract import Command
 from charging.database import Database
 
@@ -21,9 +22,11 @@ _STORED_HEADERS = frozenset({"Content-Type", "Location"})
 
 # A lost connection, a deadlock or a race with the purge are each rare; four in a row are an outage.
 RUNS = 5
-# The pause doubles from here, 0.3 s in all: long enough for a server that ended our connection to roll its
-# transaction back, short against the caller's patience.
+# After an error the pause doubles from here, 0.6 s in all: time for a server to get over it, short against the
+# caller's patience.
 FIRST_PAUSE_SECONDS = 0.02
+# The server ends a wait by its own clock; its word for that must still arrive.
+SLACK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,38 +104,92 @@ def perform(
     command: Command,
     response: StoredResponse,
     *,
+    in_flight_wait_seconds: float,
     deadline: float,
 ) -> Outcome:
     """Runs a claiming statement until its answer is plain, at most five times and not beyond the deadline.
 
-    `response` must be unlike any other call's, as one with a new id in it is: it is how a commit of our own,
+    While a twin is at work it waits for the twin's end, on the database and at most `in_flight_wait_seconds` in
+    all. `response` must be unlike any other call's, as one with a new id in it is: it is how a commit of our own,
     whose confirmation was lost, is told from somebody else's.
 
     Raises TemporarilyUnavailable when nothing was committed by this call, OutcomeUnknown when a run was sent
     and what became of it could not be learnt.
     """
+    patience = min(deadline, time.monotonic() + in_flight_wait_seconds)
     sent = False
-    for run in range(RUNS):
-        if run:
-            time.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (run - 1), max(0.0, deadline - time.monotonic())))
+    outcome: Outcome | None = None
+    pause = FIRST_PAUSE_SECONDS
+    for _ in range(RUNS):
         try:
             row = database.fetch(class_row(ClaimRow), statement, parameters, deadline=deadline)[0]
+            outcome = _outcome(row, command, response)
+            if isinstance(outcome, InFlight):
+                # After a lost connection the twin may be our own run, which the server has not ended yet.
+                if not _await_end(database, parameters, until=deadline if sent else patience) and not sent:
+                    return outcome
+            elif outcome is not None:
+                return outcome
+            continue  # the twin has ended; or the key was committed or purged since the statement's snapshot
         except errors.Contended:
-            continue
+            pass
         except errors.ConnectionLost:
             sent = True
-            continue
         except errors.TemporarilyUnavailable as unavailable:
             if sent:
                 raise errors.OutcomeUnknown("the connection was lost and could not be replaced") from unavailable
             raise
-        outcome = _outcome(row, command, response)
-        if outcome is None or (sent and isinstance(outcome, InFlight)):
-            continue  # committed or purged since the snapshot; or our own lost run has not ended yet
-        return outcome
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause *= 2
+    return _unsettled(outcome, sent=sent)
+
+
+def _unsettled(last: Outcome | None, *, sent: bool) -> Outcome:
+    """Says what is known when every run has left the answer open."""
     if sent:
         raise errors.OutcomeUnknown("the connection was lost, and the transaction on it may still be under way")
+    if last is not None:
+        return last  # there was another twin each time
     raise errors.TemporarilyUnavailable("the database kept undoing the statement in favour of others")
+
+
+def _await_end(database: Database, parameters: Mapping[str, object], *, until: float) -> bool:
+    """Waits until nobody is at work under the key; returns False when that could not be seen by the time given."""
+    wait_ms = int((until - time.monotonic()) * 1000)
+    if wait_ms < 1:
+        return False
+    try:
+        database.fetch(
+            tuple_row,
+            sql.AWAIT_IN_FLIGHT,
+            {name: parameters[name] for name in ("principal", "endpoint", "key")} | {"wait_ms": wait_ms},
+            deadline=until + SLACK_SECONDS,
+        )
+    except (errors.Contended, errors.ConnectionLost, errors.TemporarilyUnavailable):
+        return False
+    return True
+
+
+def find(database: Database, scope: Scope, *, deadline: float) -> StoredResponse | None:
+    """Returns what a repetition under this key would be given now; None when nothing was committed or is kept.
+
+    Raises TemporarilyUnavailable.
+    """
+    rows = database.read(
+        args_row(StoredResponse),
+        sql.READ_STORED_RESPONSE,
+        {"principal": scope.principal, "endpoint": scope.endpoint, "key": scope.key},
+        deadline=deadline,
+    )
+    return rows[0] if rows else None
+
+
+def to_json(response: StoredResponse | None) -> str:
+    """Returns what is known of a key: its committed response, or that there is none."""
+    if response is None:
+        return '{"outcome":"not_known"}'
+    result = {"status": response.status, "headers": dict(response.headers), "body": json.loads(response.body)}
+    return json.dumps({"outcome": "committed", "response": result}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _outcome(row: ClaimRow, command: Command, response: StoredResponse) -> Outcome | None:

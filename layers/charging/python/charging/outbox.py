@@ -95,5 +95,5 @@ def complete(database: Database, completions: Sequence[Completion]) -> int:
 
 
 def measure(database: Database) -> Measurement:
-    """Measures the outbox by the database's clock."""
-    return database.fetch(class_row(Measurement), sql.MEASURE_OUTBOX, {})[0]
+    """Measures the outbox by the database's clock. Raises TemporarilyUnavailable."""
+    return database.read(class_row(Measurement), sql.MEASURE_OUTBOX, {})[0]

@@ -30,7 +30,8 @@ PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
         400,
         "idempotency_key_missing",
         "The Idempotency-Key header is missing",
-        "Send an Idempotency-Key header: a UUID that you make once for each charge and keep for its retries.",
+        "Send an Idempotency-Key header (to look a key up: the parameter idempotencyKey): a UUID that you make once "
+        "for each charge and keep for its retries.",
         retry_same_key=False,
     ),
     errors.KeyInvalid: Problem(

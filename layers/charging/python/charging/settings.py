@@ -46,6 +46,8 @@ class ChargesSettings(DatabaseSettings):
     """The charges function."""
 
     retention_hours: int = Field(alias="IDEMPOTENCY_RETENTION_HOURS", ge=1)
+    # Below the server's statement_timeout, which would otherwise end the wait with another error.
+    in_flight_wait_ms: int = Field(alias="IN_FLIGHT_WAIT_MS", ge=0, le=4000)
 
 
 class RelaySettings(DatabaseSettings):

@@ -13,6 +13,9 @@ def _statement(name: str) -> bytes:
 
 
 CREATE_CHARGE = _statement("create_charge")
+AWAIT_IN_FLIGHT = _statement("await_in_flight")
+READ_CHARGE = _statement("read_charge")
+READ_STORED_RESPONSE = _statement("read_stored_response")
 CLAIM_EVENTS = _statement("claim_events")
 COMPLETE_EVENTS = _statement("complete_events")
 MEASURE_OUTBOX = _statement("measure_outbox")
