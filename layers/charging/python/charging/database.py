@@ -96,18 +96,18 @@ class Database:
     def read[R](
         self, row: BaseRowFactory[R], statement: bytes, parameters: Parameters, *, deadline: float | None = None
     ) -> Sequence[R]:
-        """Runs one statement that writes nothing, and so may be run again when its connection is lost.
+        """Runs one statement that writes nothing, and so may simply be run once more.
 
-        Raises TemporarilyUnavailable when there is no answer from a second connection either.
+        Raises TemporarilyUnavailable when the second run has no answer either.
         """
         try:
             return self.fetch(row, statement, parameters, deadline=deadline)
-        except errors.ConnectionLost:
+        except (errors.ConnectionLost, errors.Contended):
             pass
         try:
             return self.fetch(row, statement, parameters, deadline=deadline)
-        except errors.ConnectionLost as lost:
-            raise errors.TemporarilyUnavailable("the connection was lost twice") from lost
+        except (errors.ConnectionLost, errors.Contended) as again:
+            raise errors.TemporarilyUnavailable("the database failed to answer twice") from again
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
