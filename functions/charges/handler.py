@@ -131,7 +131,7 @@ def refuse(error: Exception) -> Response[str]:
     if refused.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error(refused.code, exc_info=error)
     elif refused.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        logger.warning(refused.code, reason=str(error))
+        logger.warning(refused.code, reason=str(error), cause=str(error.__cause__))
     else:
         logger.info(refused.code)  # without the reason, which quotes what the caller sent
     return refusal(refused)

@@ -28,6 +28,8 @@ UNACKNOWLEDGED_MILLISECONDS = 5_000
 # What the server says when it has undone a statement for a reason that lies in the moment. Class 08 and the
 # 57P codes also end the connection; 25006 is a former primary that has become a standby.
 _CONTENDED = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable)
+# A statement that was prepared before a migration, or that a proxy has forgotten: a new connection prepares it anew.
+_STALE = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName)
 _UNAVAILABLE_CLASSES = ("08", "53", "57", "58")
 _READ_ONLY = "25006"
 
@@ -144,6 +146,9 @@ class Database:
             yield
         except _CONTENDED as contended:
             raise errors.Contended(type(contended).__name__) from contended
+        except _STALE as stale:
+            self.close()
+            raise errors.Contended("the statement's prepared form is out of date") from stale
         except psycopg.Error as failed:
             state = failed.sqlstate
             if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:

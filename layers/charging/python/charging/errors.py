@@ -12,7 +12,7 @@ ChargingError
 ├── TemporarilyUnavailable      nothing was committed; the same request may be sent again
 ├── OutcomeUnknown              the statement was sent and its outcome could not be learnt
 ├── ConnectionLost              the connection ended after a statement was sent on it
-├── Contended                   the database undid the statement for the sake of another one
+├── Contended                   the database undid the statement, and may well not do so the next time
 ├── DatabaseFault               the database refused a statement of ours: a bug or a schema that does not fit
 ├── InvalidEvent                a message that no retry can make readable
 ├── MigrationRefused            the schema cannot be brought forward as asked
@@ -84,7 +84,7 @@ class ConnectionLost(ChargingError):
 
 
 class Contended(ChargingError):
-    """The database rolled the statement back in favour of another: serialization failure, deadlock or lock timeout."""
+    """Nothing was committed: a serialization failure, a deadlock, a lock timeout, or a prepared form out of date."""
 
 
 class DatabaseFault(ChargingError):
