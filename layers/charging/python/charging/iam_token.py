@@ -46,13 +46,15 @@ def iam_token(host: str, port: int, user: str) -> str:
     }
     if session_token:
         parameters["X-Amz-Security-Token"] = session_token
-    query = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(parameters.items()))
+    pairs = [f"{name}={quote(value, safe='-_.~')}" for name, value in parameters.items()]
+    canonical = "&".join(sorted(pairs))
 
     no_body = sha256(b"").hexdigest()
-    request = f"GET\n/\n{query}\nhost:{host}:{port}\n\nhost\n{no_body}"
+    request = f"GET\n/\n{canonical}\nhost:{host}:{port}\n\nhost\n{no_body}"
     to_sign = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{sha256(request.encode()).hexdigest()}"
     key = f"AWS4{secret_key}".encode()
     for part in (date, region, "rds-db", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
     signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
-    return f"{host}:{port}/?{query}&X-Amz-Signature={signature}"
+    # Signed in sorted order, sent in the order in which AWS's own libraries send it.
+    return f"{host}:{port}/?{'&'.join(pairs)}&X-Amz-Signature={signature}"
