@@ -1,0 +1,145 @@
+"""Lambda's side of an invocation: the event, the context, and an instance of a function on a database."""
+
+import copy
+import importlib.util
+import itertools
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+from uuid import UUID, uuid4
+
+from aws_lambda_powertools.utilities.typing import LambdaContext
+from psycopg import conninfo
+
+ROOT = Path(__file__).parents[2]
+
+type Event = dict[str, Any]
+
+# As template.yaml has it.
+TIMEOUT_SECONDS = 10.0
+# What charges needs beside its database.
+CHARGES = {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"}
+
+_numbers = itertools.count()
+
+
+class Context(LambdaContext):
+    """What Lambda tells a function of the invocation: its time runs down as real time does."""
+
+    def __init__(self, seconds: float = TIMEOUT_SECONDS) -> None:
+        self._function_name = "function"
+        self._function_version = "$LATEST"
+        self._invoked_function_arn = "arn:aws:lambda:eu-central-1:111122223333:function:function"
+        self._memory_limit_in_mb = 1024
+        self._aws_request_id = str(uuid4())
+        self._log_group_name = "/aws/lambda/function"
+        self._log_stream_name = "stream"
+        self._end = time.monotonic() + seconds
+
+    def get_remaining_time_in_millis(self) -> int:  # type: ignore[override]  # declared static there
+        """Negative once it is over, as Lambda's own is for a moment."""
+        return int((self._end - time.monotonic()) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A function's answer, as the gateway reads it. `headers` has lower-case names and one value each."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """The code of a problem; empty when the answer is none."""
+        return str(self.json["code"]) if self.headers["content-type"] == "application/problem+json" else ""
+
+    @property
+    def is_replay(self) -> bool:
+        return self.headers.get("idempotent-replayed") == "true"
+
+
+class Instance:
+    """One instance of a function: its module is its own, and so are its settings and its warm connection.
+
+    Powertools keeps the current event in a class of its own, so instances share a process but not a moment.
+    """
+
+    def __init__(self, function: str, database_url: str, variables: Mapping[str, str]) -> None:
+        path = ROOT / "functions" / function / "handler.py"
+        spec = importlib.util.spec_from_file_location(f"{function}_instance_{next(_numbers)}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        self.module: ModuleType = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+        with mock.patch.dict(os.environ, {**database_variables(database_url), **variables}):
+            self.module.settings()
+
+    def invoke(self, event: object, *, seconds: float = TIMEOUT_SECONDS) -> Any:
+        """Hands over the event as Lambda does: as JSON, which the function may do with as it likes."""
+        return self.module.handler(copy.deepcopy(event), Context(seconds))
+
+    def call(self, event: Event, *, seconds: float = TIMEOUT_SECONDS) -> Answer:
+        """Invokes a function that answers HTTP requests."""
+        raw = self.invoke(event, seconds=seconds)
+        json.dumps(raw, allow_nan=False)  # which is how it leaves Lambda
+        lines = raw.get("multiValueHeaders") or {name: [value] for name, value in raw["headers"].items()}
+        assert all(len(values) == 1 for values in lines.values())
+        return Answer(raw["statusCode"], {name.lower(): values[0] for name, values in lines.items()}, raw["body"], raw)
+
+    def close(self) -> None:
+        """Ends the instance's connection."""
+        self.module.database().close()
+
+
+def database_variables(url: str) -> dict[str, str]:
+    """The environment that leads a function to a database."""
+    parts = conninfo.conninfo_to_dict(url)
+    return {
+        "DATABASE_HOST": str(parts["host"]),
+        "DATABASE_PORT": str(parts.get("port", 5432)),
+        "DATABASE_NAME": str(parts["dbname"]),
+        "DATABASE_USER": str(parts["user"]),
+        # A server that trusts its caller needs none, but an empty one would ask for an IAM token.
+        "DATABASE_PASSWORD": str(parts.get("password") or "trusted"),
+    }
+
+
+def sample(name: str) -> Event:
+    """One of the events in events/, to change at will."""
+    event: Event = json.loads((ROOT / "events" / f"{name}.json").read_bytes())
+    return event
+
+
+def charge_event(
+    key: UUID | str | None = None,
+    body: object = None,
+    *,
+    principal: str | None = "alice",
+    headers: Mapping[str, str] | None = None,
+) -> Event:
+    """A REST event for POST /charges. A body that is no text is sent as JSON; the key None is a fresh one."""
+    event = sample("charge-rest")
+    content = {"amountCents": 4900} if body is None else body
+    event["body"] = content if isinstance(content, str) else json.dumps(content)
+    lines = {
+        "Content-Type": "application/json",
+        "Idempotency-Key": str(uuid4() if key is None else key),
+        **(headers or {}),
+    }
+    event["headers"] = lines
+    event["multiValueHeaders"] = {name: [value] for name, value in lines.items()}
+    event["requestContext"]["identity"]["userArn"] = None
+    event["requestContext"]["authorizer"] = None if principal is None else {"principalId": principal}
+    return event
