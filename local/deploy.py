@@ -1,0 +1,190 @@
+"""The built template, deployed to the emulator through CloudFormation, and what a person needs beside it.
+
+It is what `sam deploy` does, without the ten seconds that takes: artifacts go to a bucket, their addresses into the
+template, the template into a stack. Two things come on top that are in no template: a queue for a person to read, and
+the authorizer that stands in for IAM.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import yaml
+
+from local import build
+from local.emulator import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Emulator
+from local.errors import StackError
+from local.postgres import DATABASE, HOST, OWNER, Server
+
+STACK = "charges"
+BUCKET = "artifacts"
+QUEUE = "charges-events"
+AUTHORIZER = "local-principal"
+# A stack takes two seconds.
+DEPLOY_SECONDS = 120.0
+# A batch takes the subscriber well under a second, once it is warm. A person who has pressed Ctrl-C waits for this.
+DRAIN_SECONDS = 3.0
+
+# The property by which a resource names a folder of the build.
+ARTIFACTS = {"AWS::Serverless::Function": "CodeUri", "AWS::Serverless::LayerVersion": "ContentUri"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stack:
+    """Where the deployed service is. `queue_url` is the queue for a person, beside the subscriber's own."""
+
+    api_url: str
+    topic_arn: str
+    queue_url: str
+    subscriber_queue_url: str
+
+
+def deploy(emulator: Emulator, server: Server) -> Stack:
+    """Deploy the built template with the database's address in it, and start the relay.
+
+    Raises StackError with CloudFormation's reasons where that fails.
+    """
+    session = _session()
+    outputs = _create_stack(session, emulator.url, _uploaded(session, emulator.url), server)
+    queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
+    api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
+    stage = outputs["ApiUrl"].rpartition("/")[2]
+    _attach_authorizer(session, emulator.url, api_id, stage)
+    # Scheduler starts it a minute after the deployment for the first time. An event is not to wait for that.
+    session.client("lambda", endpoint_url=emulator.url).invoke(
+        FunctionName=outputs["RelayFunction"], InvocationType="Event"
+    )
+    return Stack(
+        api_url=f"{emulator.url}/_aws/execute-api/{api_id}/{stage}",
+        topic_arn=outputs["TopicArn"],
+        queue_url=queue_url,
+        subscriber_queue_url=outputs["QueueUrl"],
+    )
+
+
+def drain(emulator: Emulator, stack: Stack) -> None:
+    """Wait, for a moment at most, until the subscriber has taken what was published: the emulator forgets the rest."""
+    sqs = _session().client("sqs", endpoint_url=emulator.url)
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while time.monotonic() < deadline:
+        counts = sqs.get_queue_attributes(
+            QueueUrl=stack.subscriber_queue_url,
+            AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
+        )["Attributes"]
+        if not any(map(int, counts.values())):
+            return
+        time.sleep(0.05)
+
+
+def _session() -> boto3.Session:
+    return boto3.Session(ACCESS_KEY_ID, SECRET_ACCESS_KEY, region_name=REGION)
+
+
+def _uploaded(session: boto3.Session, endpoint: str) -> str:
+    """The template, with the folders of the build replaced by objects in a bucket."""
+    s3 = session.client("s3", endpoint_url=endpoint)
+    s3.create_bucket(Bucket=BUCKET)
+    template = yaml.safe_load(build.TEMPLATE.read_text())
+    for resource in template["Resources"].values():
+        if name := ARTIFACTS.get(resource["Type"]):
+            archive = _archive(build.TEMPLATE.parent / resource["Properties"][name])
+            key = f"{hashlib.sha256(archive).hexdigest()}.zip"
+            s3.put_object(Bucket=BUCKET, Key=key, Body=archive)
+            resource["Properties"][name] = f"s3://{BUCKET}/{key}"
+    return json.dumps(template)
+
+
+def _archive(*sources: Path) -> bytes:
+    """A zip of a folder's contents, or of single files. Stored, not deflated: it travels within this machine."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+        for source in sources:
+            for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+                archive.write(path, path.relative_to(source if source.is_dir() else source.parent))
+    return content.getvalue()
+
+
+def _create_stack(session: boto3.Session, endpoint: str, template: str, server: Server) -> Mapping[str, str]:
+    """The outputs of the finished stack."""
+    cloudformation = session.client("cloudformation", endpoint_url=endpoint)
+    parameters = {
+        "Architecture": build.architecture(),
+        "DatabaseHost": HOST,
+        "DatabasePort": str(server.port),
+        "DatabaseName": DATABASE,
+        "DatabaseUser": OWNER,
+        "DatabasePassword": server.password,
+    }
+    cloudformation.create_stack(
+        StackName=STACK,
+        TemplateBody=template,
+        Parameters=[{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()],
+        Capabilities=["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"],
+        OnFailure="DO_NOTHING",
+    )
+    deadline = time.monotonic() + DEPLOY_SECONDS
+    while (stack := cloudformation.describe_stacks(StackName=STACK)["Stacks"][0])["StackStatus"].endswith("_PROGRESS"):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    if stack["StackStatus"] != "CREATE_COMPLETE":
+        events = cloudformation.describe_stack_events(StackName=STACK)["StackEvents"]
+        reasons = [
+            f"    {event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason', '')}"
+            for event in events
+            if event["ResourceStatus"].endswith("_FAILED")
+        ]
+        raise StackError(
+            "\n".join([f"The stack is {stack['StackStatus']}.", *reasons]),
+            means="The template could not be deployed to the emulated AWS.",
+            remedy="see the reasons above; `make template` checks the template itself.",
+        )
+    return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
+
+
+def _subscribe(session: boto3.Session, endpoint: str, topic_arn: str) -> str:
+    """The URL of a queue that gets every event as it is."""
+    sqs = session.client("sqs", endpoint_url=endpoint)
+    url = sqs.create_queue(QueueName=QUEUE)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    session.client("sns", endpoint_url=endpoint).subscribe(
+        TopicArn=topic_arn, Protocol="sqs", Endpoint=arn, Attributes={"RawMessageDelivery": "true"}
+    )
+    return url
+
+
+def _attach_authorizer(session: boto3.Session, endpoint: str, api_id: str, stage: str) -> None:
+    """Let `local.authorizer` say who the caller is, where the template asks for IAM."""
+    function = session.client("lambda", endpoint_url=endpoint).create_function(
+        FunctionName=AUTHORIZER,
+        Runtime="python3.13",
+        Handler="authorizer.handler",
+        Role="arn:aws:iam::000000000000:role/local",
+        Code={"ZipFile": _archive(Path(__file__).with_name("authorizer.py"))},
+    )
+    gateway = session.client("apigateway", endpoint_url=endpoint)
+    authorizer = gateway.create_authorizer(
+        restApiId=api_id,
+        name=AUTHORIZER,
+        type="REQUEST",
+        authorizerUri=f"arn:aws:apigateway:{REGION}:lambda:path/2015-03-31/functions/{function['FunctionArn']}/invocations",
+        # No caching: the next request may come from somebody else.
+        authorizerResultTtlInSeconds=0,
+    )
+    changes: list[Any] = [
+        {"op": "replace", "path": "/authorizationType", "value": "CUSTOM"},
+        {"op": "replace", "path": "/authorizerId", "value": authorizer["id"]},
+    ]
+    for resource in gateway.get_resources(restApiId=api_id, embed=["methods"], limit=500)["items"]:
+        for method in resource.get("resourceMethods", {}):
+            gateway.update_method(
+                restApiId=api_id, resourceId=resource["id"], httpMethod=method, patchOperations=changes
+            )
+    gateway.create_deployment(restApiId=api_id, stageName=stage)
