@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from charging.outbox import ClaimedEvent, Completion
 
@@ -95,7 +96,8 @@ class Topic:
                 return [Completion(events[0], "FAILED", error)]
             half = len(events) // 2
             return self._send(events[:half]) + self._send(events[half:])
-        except BotoCoreError as unreachable:
+        # An answer that is not SNS's own, from whatever stands in between, says nothing about the events.
+        except (BotoCoreError, ResponseParserError) as unreachable:
             return [Completion(event, "POSTPONED", _error(type(unreachable).__name__, "")) for event in events]
 
         accepted = {entry["Id"] for entry in answer.get("Successful", [])}
