@@ -1,6 +1,5 @@
 """Takes events from the outbox to the topic, started every minute by the scheduler: wiring only."""
 
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -31,7 +30,7 @@ def topic() -> Topic:
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Relays until its time budget ends, and returns and logs what the run came to."""
+    """Relays until its time budget ends, and counts, logs and returns what the run came to."""
     try:
         run = relay.run(
             database(),
@@ -43,6 +42,10 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     except Exception:
         telemetry.logger("relay").exception("relay_run_failed")
         raise
-    summary = asdict(run)
+    published = run.results["PUBLISHED"]
+    telemetry.emit(
+        "Count", {"EventsPublished": published, "PublishErrors": run.claimed - published}, destination=topic().name
+    )
+    summary = {"claimed": run.claimed, "results": dict(run.results), "leases_lost": run.leases_lost}
     telemetry.logger("relay").info("relay_run", **summary)
     return summary
