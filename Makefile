@@ -14,8 +14,8 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo events test check format format-check lint types imports template schema schema-check lock \
-	lock-check build clean
+.PHONY: help run demo events test check format format-check lint types imports template schema schema-check lock build \
+	clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,10 +33,11 @@ events: $(VENV)/installed ## Print the events that arrive in the running stack's
 
 # ---- tests and checks ---------------------------------------------------------------------------------------------
 
-test: $(VENV)/installed $(SAM_VENV)/installed ## Run the whole test suite
-	$(WITH_SAM) $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+TESTS := tests
+test: $(VENV)/installed $(SAM_VENV)/installed ## Run the whole test suite (or a part: TESTS=tests/unit)
+	$(WITH_SAM) $(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(TESTS)
 
-check: format-check lint types imports template lock-check schema-check test ## Run every check there is, and the tests
+check: format-check lint types imports template schema-check test ## Run every check there is, and the tests
 
 format: $(VENV)/installed ## Format the code
 	$(BIN)/ruff format $(CODE)
@@ -69,15 +70,12 @@ schema-check: $(VENV)/installed
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python $(BIN)/python --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
+# What ships is what was tested: the layer takes its releases from the development environment.
 lock: $(VENV)/installed ## Regenerate the pinned requirements (UPGRADE=--upgrade raises them)
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	$(COMPILE) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
 	$(COMPILE) requirements/sam.in --output-file requirements/sam.txt
-	# What ships is what was tested: the layer takes its releases from the development environment.
 	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file layers/dependencies/requirements.txt
-
-lock-check: $(VENV)/installed
-	true
 
 # ---- artifacts ----------------------------------------------------------------------------------------------------
 
@@ -91,8 +89,8 @@ clean: ## Remove the artifacts, the embedded stack's database, and caches
 # ---- environments, made on first use and again when their pinned files change -------------------------------------
 
 define no_python
-echo "$(PYTHON) is needed and was not found working on this machine." >&2; \
-echo "Install Python 3.13 with its venv module (Debian: python3.13 and python3.13-venv; pyenv: pyenv install 3.13)," >&2; \
+echo "Python 3.13 is needed, and $(PYTHON) is not it, is missing, or has no venv module." >&2; \
+echo "Install it (Debian: python3.13 and python3.13-venv; pyenv: pyenv install 3.13)," >&2; \
 echo "or name it: make PYTHON=/path/to/python3.13 ..." >&2; \
 exit 1
 endef
