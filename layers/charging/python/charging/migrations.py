@@ -80,7 +80,8 @@ def migrate(connection: psycopg.Connection[Any], schema: Path) -> list[str]:
         missing = files[_applied(connection, files) :]
         for migration in missing:
             with connection.transaction():
-                connection.execute(migration.content)
+                # Unprepared, whatever the connection is set to: a prepared statement holds a single command.
+                connection.execute(migration.content, prepare=False)
                 connection.execute(
                     "INSERT INTO schema_migrations (number, name, checksum) VALUES (%s, %s, %s)",
                     [migration.number, migration.name, migration.checksum],
