@@ -1,0 +1,97 @@
+"""What a database holds of charges, and another caller who is in the middle of one."""
+
+import contextlib
+import os
+import time
+from types import TracebackType
+from typing import Any, Self
+from unittest import mock
+from uuid import UUID
+
+import psycopg
+
+from charging import charges
+from charging.contract import ChargeCommand
+from charging.database import Database
+from charging.idempotency import Created, Outcome, Scope
+from charging.settings import DatabaseSettings
+from tests.support.invocation import database_variables
+
+type Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Charges, events, keys.
+NOTHING = (0, 0, 0)
+ONCE = (1, 1, 1)
+
+# Whatever is waited for here comes in milliseconds; this ends a test that would hang.
+PATIENCE_SECONDS = 20.0
+
+
+def counts(connection: Connection) -> tuple[int, ...]:
+    """How many charges, events and keys are committed."""
+    row = connection.execute(
+        "SELECT (SELECT count(*) FROM charges), (SELECT count(*) FROM outbox), (SELECT count(*) FROM idempotency_keys)"
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def settings(database_url: str) -> DatabaseSettings:
+    """The settings that lead to a database."""
+    with mock.patch.dict(os.environ, database_variables(database_url)):
+        return DatabaseSettings.from_environment()
+
+
+def charge(
+    database: Database, key: UUID, *, principal: str = "alice", amount_cents: int = 4900, wait_seconds: float = 0.0
+) -> Outcome:
+    """Charges as the function does, for callers that share a process and each have a connection of their own."""
+    return charges.create(
+        database,
+        Scope(principal, charges.ENDPOINT, key),
+        ChargeCommand(amountCents=amount_cents),
+        retention_hours=24,
+        in_flight_wait_seconds=wait_seconds,
+        traceparent=None,
+        deadline=time.monotonic() + PATIENCE_SECONDS,
+    )
+
+
+class Twin:
+    """Another caller, whose charge is made and neither committed nor undone: the very statement, in an open
+    transaction."""
+
+    def __init__(self, database_url: str, key: UUID, *, principal: str = "alice", amount_cents: int = 4900) -> None:
+        self._open = contextlib.ExitStack()
+        self._database = Database(settings(database_url))
+        self._open.callback(self._database.close)
+        self._open.enter_context(self._database.transaction())
+        outcome = charge(self._database, key, principal=principal, amount_cents=amount_cents)
+        assert isinstance(outcome, Created)
+        self.response = outcome.response
+
+    def commit(self) -> None:
+        """Ends as a success."""
+        self._open.close()
+
+    def roll_back(self) -> None:
+        """Ends as a failure."""
+        undone = psycopg.Rollback()
+        self._open.__exit__(type(undone), undone, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.roll_back()
+
+
+def until_blocked(connection: Connection, *, waiting: int = 1) -> None:
+    """Returns once so many other connections to this database wait for a lock."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    query = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND wait_event_type = 'Lock'"
+    )
+    while connection.execute(query).fetchone() != (waiting,):
+        assert time.monotonic() < end, "nobody waits for a lock"
