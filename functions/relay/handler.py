@@ -46,6 +46,6 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     telemetry.emit(
         "Count", {"EventsPublished": published, "PublishErrors": run.claimed - published}, destination=topic().name
     )
-    summary = {"claimed": run.claimed, "results": dict(run.results), "leases_lost": run.leases_lost}
+    summary: dict[str, Any] = {"claimed": run.claimed, "results": dict(run.results), "leases_lost": run.leases_lost}
     telemetry.logger("relay").info("relay_run", **summary)
     return summary
