@@ -1,0 +1,91 @@
+"""Every statement, as a file and against the real schema."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from charging import sql
+from charging.charges import Charge
+from charging.idempotency import ClaimRow, StoredResponse
+from charging.outbox import ClaimedEvent, Measurement
+from tests.conftest import Connect
+
+STATEMENTS: Mapping[str, bytes] = {
+    name: value for name, value in vars(sql).items() if name.isupper() and isinstance(value, bytes)
+}
+
+CALLER = {"principal": "alice", "endpoint": "POST /charges", "key": UUID(int=1)}
+
+# Whatever a statement is given, typed as its caller gives it.
+PARAMETERS: Mapping[str, Mapping[str, object]] = {
+    "CREATE_CHARGE": {
+        **CALLER,
+        "fingerprint": "v1:00",
+        "retention_hours": 24,
+        "response_status": 201,
+        "response_headers": '{"Location":"/charges/1"}',
+        "response_body": "{}",
+        "charge_id": UUID(int=2),
+        "amount_cents": 4900,
+        "currency": "USD",
+        "reference": None,
+        "event_id": UUID(int=3),
+        "event_type": "ChargeCreated",
+        "event": "{}",
+    },
+    "AWAIT_IN_FLIGHT": {**CALLER, "wait_ms": 10},
+    "READ_CHARGE": {"charge_id": UUID(int=2), "principal": "alice"},
+    "READ_STORED_RESPONSE": CALLER,
+    "CLAIM_EVENTS": {"limit": 100, "lease_seconds": 30},
+    "COMPLETE_EVENTS": {"ids": [UUID(int=3)], "attempts": [1], "outcomes": ["PUBLISHED"], "errors": [None]},
+    "MEASURE_OUTBOX": {},
+    "RECORD_DELIVERY": {"consumer": "charge_totals", "event_id": UUID(int=3)},
+    "ADD_TO_TOTALS": {"principal": "alice", "currency": "USD", "day": "2026-01-31", "amount_cents": 4900},
+}
+
+# What the rows are read into, for the statements whose rows are looked at by more than their number or one value.
+ROW_TYPES: Mapping[str, type[Any]] = {
+    "CREATE_CHARGE": ClaimRow,
+    "READ_CHARGE": Charge,
+    "CLAIM_EVENTS": ClaimedEvent,
+    "MEASURE_OUTBOX": Measurement,
+}
+
+
+def columns(connection: psycopg.Connection[Any], name: str) -> list[str]:
+    """The names of what a statement answers, having run it."""
+    with connection.transaction(force_rollback=True):
+        cursor = connection.execute(STATEMENTS[name], PARAMETERS[name])
+        return [column.name for column in cursor.description or ()]
+
+
+def test_each_file_is_one_constant() -> None:
+    """No statement lies about unused, and a file's name says which constant it is."""
+    files = {path.stem.upper() for path in Path(sql.__file__).parent.glob("*.sql")}
+    assert files == set(STATEMENTS)
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_statement_runs_on_the_real_schema(name: str, connect: Connect) -> None:
+    """The server accepts it with what its caller passes, as one prepared statement."""
+    connection = connect()
+    connection.prepare_threshold = 0
+    columns(connection, name)
+    assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() >= (1,)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ROW_TYPES)
+def test_columns_are_the_fields_of_the_row_type(name: str, connect: Connect) -> None:
+    """Neither names a value that the other lacks."""
+    assert set(columns(connect(), name)) == {field.name for field in fields(ROW_TYPES[name])}
+
+
+def test_a_stored_response_is_read_in_the_order_of_its_fields(connect: Connect) -> None:
+    """Its columns carry a prefix, so it is built by position."""
+    expected = [f"response_{field.name}" for field in fields(StoredResponse)]
+    assert columns(connect(), "READ_STORED_RESPONSE") == expected

@@ -1,0 +1,98 @@
+"""Rows in the outbox, and the passing of their time."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.rows import class_row
+
+from charging import outbox
+from charging.identifiers import time_ordered_uuid
+
+type Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is to be known of one row. `due_in_seconds` is negative for a row that is due."""
+
+    id: UUID
+    attempts: int
+    refusals: int
+    last_error: str | None
+    is_published: bool
+    is_failed: bool
+    due_in_seconds: float
+
+
+def payload(
+    event_id: UUID,
+    *,
+    principal: str = "alice",
+    amount_cents: int = 4900,
+    currency: str = "USD",
+    at: datetime | None = None,
+) -> str:
+    """A charge's event, as the charge's statement writes it."""
+    charge_id = uuid4()
+    data = {"chargeId": str(charge_id), "amountCents": amount_cents, "currency": currency}
+    event = outbox.event(event_id, "ChargeCreated", subject=charge_id, principal=principal, data=data, traceparent=None)
+    return json.dumps(json.loads(event) | {"time": (at or datetime.now(UTC)).isoformat()})
+
+
+def write(connection: Connection, *payloads: str | None, count: int = 1) -> list[UUID]:
+    """Writes rows that are due and returns their ids.
+
+    Without payloads, `count` rows with charges' events.
+    """
+    texts = payloads or [None] * count
+    ids = [time_ordered_uuid() for _ in texts]
+    with connection.transaction(), connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO outbox (id, event_type, aggregate_id, payload) VALUES (%s, 'ChargeCreated', %s, %s)",
+            [
+                (event_id, uuid4(), payload(event_id) if text is None else text)
+                for event_id, text in zip(ids, texts, strict=True)
+            ],
+        )
+    return ids
+
+
+def rows(connection: Connection, ids: Iterable[UUID] | None = None) -> list[Row]:
+    """The rows as they are now, in the order of the ids, or all of them in the order of their making."""
+    found = (
+        connection.cursor(row_factory=class_row(Row))
+        .execute(
+            """
+            SELECT id, attempts, refusals, last_error,
+                published_at IS NOT NULL AS is_published, failed_at IS NOT NULL AS is_failed,
+                extract(EPOCH FROM next_attempt_at - clock_timestamp())::float8 AS due_in_seconds
+            FROM outbox
+            ORDER BY id
+            """
+        )
+        .fetchall()
+    )
+    by_id = {row.id: row for row in found}
+    return found if ids is None else [by_id[event_id] for event_id in ids]
+
+
+def row(connection: Connection, event_id: UUID) -> Row:
+    """One row as it is now."""
+    return rows(connection, [event_id])[0]
+
+
+def let_pass(connection: Connection, *, seconds: float) -> None:
+    """Lets time pass for every row that waits, whether for its turn or for the end of a lease."""
+    connection.execute(
+        """
+        UPDATE outbox
+        SET next_attempt_at = next_attempt_at - make_interval(secs => %s)
+        WHERE published_at IS NULL AND failed_at IS NULL
+        """,
+        [seconds],
+    )
