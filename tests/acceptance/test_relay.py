@@ -1,0 +1,156 @@
+"""The relay function: the scheduler's event in, messages in the queue, figures in the log."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from charging import errors
+from charging.relay import LEASE_SECONDS
+from tests.conftest import Connect
+from tests.support import deployment, outbox, sns
+from tests.support.deployment import Invoke
+from tests.support.invocation import ROOT, database_variables, sample
+from tests.support.sns import Broker, Refusal
+
+SECONDS = 30.0
+
+# A relay as Lambda runs it, in a process that can be killed.
+RELAY = """
+from functions.relay.handler import handler
+from tests.support.invocation import Context, sample
+handler(sample("relay-schedule"), Context())
+"""
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    with sns.serve(monkeypatch) as running:
+        yield running
+
+
+def variables(broker: Broker) -> dict[str, str]:
+    return {
+        "TOPIC_ARN": broker.topic_arn,
+        "RELAY_BUDGET_SECONDS": "0",
+        "RELAY_POLL_MS": "250",
+        "RELAY_MAX_ATTEMPTS": "5",
+    }
+
+
+@pytest.fixture
+def relay(
+    database_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Invoke]:
+    capsys.readouterr()
+    with deployment.instance("relay", database_url, monkeypatch, variables(broker)) as invoke:
+        yield invoke
+
+
+def test_a_run_takes_events_to_the_queue(relay: Invoke, connect: Connect, broker: Broker) -> None:
+    """Started by the scheduler, it returns what the run came to."""
+    ids = outbox.write(connect(), count=12)
+    assert relay(sample("relay-schedule")) == {"claimed": 12, "results": {"PUBLISHED": 12}, "leases_lost": 0}
+    assert Counter(message.attributes["outboxId"] for message in broker.receive()) == Counter(map(str, ids))
+
+
+def test_a_run_counts_what_it_published_and_what_it_could_not(
+    relay: Invoke, connect: Connect, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two counts by destination, which is the topic's name: nothing unbounded."""
+    first, second, *_ = outbox.write(connect(), count=10)
+    broker.faults.refused = {
+        first: Refusal("InternalError", sender_fault=False),
+        second: Refusal("InvalidParameter", sender_fault=True),
+    }
+    relay(sample("relay-schedule"))
+    assert deployment.metrics(capsys.readouterr().out) == [
+        ({"EventsPublished": 8, "PublishErrors": 2}, {"destination": "charge-events"})
+    ]
+
+
+def test_a_run_without_work_counts_nothing_and_says_so(relay: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
+    """Zeros show that the relay is alive."""
+    relay(sample("relay-schedule"))
+    output = capsys.readouterr().out
+    assert deployment.metrics(output) == [
+        ({"EventsPublished": 0, "PublishErrors": 0}, {"destination": "charge-events"})
+    ]
+    [line] = deployment.logs(output)
+    assert (line["level"], line["message"], line["claimed"]) == ("INFO", "relay_run", 0)
+
+
+def test_a_run_without_a_database_fails_once_and_at_once(
+    database_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One error is logged, with no password in it, and the run is over although its budget is not."""
+    nowhere = psycopg.conninfo.make_conninfo(database_url, port=1)
+    budget = variables(broker) | {"RELAY_BUDGET_SECONDS": "60"}
+    with (
+        deployment.instance("relay", nowhere, monkeypatch, budget) as invoke,
+        pytest.raises(errors.TemporarilyUnavailable),
+    ):
+        invoke(sample("relay-schedule"))
+    output = capsys.readouterr().out
+    [line] = deployment.logs(output)
+    assert (line["level"], line["message"]) == ("ERROR", "relay_run_failed")
+    assert deployment.metrics(output) == []
+    assert database_variables(database_url)["DATABASE_PASSWORD"] not in output
+
+
+def test_an_instance_survives_a_run_that_failed(relay: Invoke, connect: Connect) -> None:
+    """The next minute's run on the same warm instance finds the database that is back, and does its work."""
+    connection = connect()
+    relay(sample("relay-schedule"))
+    connection.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'charging'"
+    )
+    outbox.write(connection)
+    assert relay(sample("relay-schedule"))["results"] == {"PUBLISHED": 1}
+
+
+@pytest.mark.parametrize("holding", ["before it is accepted", "after it was accepted"])
+def test_a_relay_that_is_killed_loses_nothing(
+    holding: str, relay: Invoke, connect: Connect, database_url: str, broker: Broker
+) -> None:
+    """SIGKILL while the broker holds a call: when the lease has ended, the next run sends what was not marked.
+
+    Killed before the broker accepted it, the event comes once; killed between the send and the mark, twice.
+    """
+    connection = connect()
+    [event_id] = outbox.write(connection)
+    reached, let_go = threading.Event(), threading.Event()
+    if holding == "after it was accepted":
+        reached, broker.faults.answers_held_until = broker.has_accepted, let_go
+    else:
+
+        def hold(_: list[sns.Entry]) -> sns.Answer:
+            reached.set()
+            let_go.wait(SECONDS)
+            return sns.Answer.error(500, "InternalError")
+
+        broker.faults.intercept = hold
+
+    environment = {**os.environ, **database_variables(database_url), **variables(broker)}
+    with subprocess.Popen([sys.executable, "-c", RELAY], cwd=ROOT, env=environment) as process:
+        try:
+            assert reached.wait(SECONDS)
+            row = outbox.row(connection, event_id)
+            assert (row.attempts, row.is_published) == (1, False)
+        finally:
+            process.kill()
+    let_go.set()
+    broker.faults = sns.Faults()
+
+    assert relay(sample("relay-schedule"))["claimed"] == 0, "the dead relay's lease has not ended"
+    outbox.let_pass(connection, seconds=LEASE_SECONDS)
+    assert relay(sample("relay-schedule"))["results"] == {"PUBLISHED": 1}
+    expected = 2 if holding == "after it was accepted" else 1
+    assert [message.attributes["outboxId"] for message in broker.receive()] == [str(event_id)] * expected
+    assert outbox.row(connection, event_id).attempts == 2

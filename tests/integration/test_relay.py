@@ -1,0 +1,629 @@
+"""The relay between a real outbox and a broker that fails in every way it knows."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from charging import charges, errors, relay
+from charging.contract import ChargeCommand
+from charging.database import Database
+from charging.idempotency import Scope
+from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS, SWEEP_SECONDS
+from charging.topic import Topic
+from tests.conftest import Connect
+from tests.support import deployment, outbox, sns
+from tests.support.sns import Answer, Broker, Entry, Refusal
+
+MAX_ATTEMPTS = 3
+# Longer than any delay before a next attempt.
+DELAY_SECONDS = 60
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A relay's connection."""
+    with deployment.database(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    with sns.serve(monkeypatch) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker) -> Topic:
+    return Topic(broker.topic_arn, max_attempts=MAX_ATTEMPTS)
+
+
+class Clock:
+    """Time that passes only while the relay pauses, for the relay and for the rows alike."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, connection: outbox.Connection) -> None:
+        self.pauses: list[float] = []
+        self._connection = connection
+        self._passed = 0.0
+        monotonic = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + self._passed)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self._passed += seconds
+        outbox.let_pass(self._connection, seconds=seconds)
+
+
+def plenty() -> float:
+    return 600.0
+
+
+class TestPublish:
+    """Each event's result is its own."""
+
+    def test_only_accepted_events_are_marked(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Three of ten fail inside an HTTP 200: exactly these three stay, with their error, and are sent again."""
+        connection = connect()
+        ids = outbox.write(connection, count=10)
+        withheld = {ids[1], ids[4], ids[9]}
+        broker.faults.refused = dict.fromkeys(
+            withheld, Refusal("InternalError", sender_fault=False, message="try later")
+        )
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=7, POSTPONED=3)
+        for row in outbox.rows(connection):
+            assert row.is_published == (row.id not in withheld)
+            assert row.last_error == ("InternalError: try later" if row.id in withheld else None)
+            assert (row.attempts, row.refusals, row.is_failed) == (1, 0, False)
+
+        broker.faults.refused = {}
+        broker.calls.clear()
+        outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=3)
+        assert set(broker.sent) == withheld
+        assert Counter(message.attributes["outboxId"] for message in broker.receive()) == Counter(map(str, ids))
+
+    def test_an_entry_without_a_result_is_sent_again(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """What the broker does not mention it has not accepted."""
+        connection = connect()
+        forgotten, other = outbox.write(connection, count=2)
+        broker.faults.forgotten = {forgotten}
+        relay.run_once(database, topic)
+        row = outbox.row(connection, forgotten)
+        assert (row.is_published, row.is_failed, row.refusals) == (False, False, 0)
+        assert row.last_error is not None
+        assert outbox.row(connection, other).is_published
+
+        broker.faults.forgotten = set()
+        outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        relay.run_once(database, topic)
+        assert outbox.row(connection, forgotten).is_published
+
+    @pytest.mark.parametrize("code", ["InvalidParameter", "ParameterValueInvalid", "ValidationException"])
+    def test_a_malformed_event_is_parked_at_once(
+        self, code: str, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Sending it again cannot help. Its neighbours are published in the same call."""
+        connection = connect()
+        ids = outbox.write(connection, count=10)
+        broker.faults.refused = {ids[0]: Refusal(code, sender_fault=True, message="no such character")}
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=9, FAILED=1)
+        row = outbox.row(connection, ids[0])
+        assert (row.is_failed, row.is_published, row.attempts) == (True, False, 1)
+        assert row.last_error == f"{code}: no such character"
+        outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        assert relay.run_once(database, topic).claimed == 0
+
+    def test_an_event_that_is_refused_for_another_reason_is_parked_after_its_attempts(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """A sender's fault that may pass is offered again, as often as configured and at growing distances."""
+        connection = connect()
+        refused, _ = outbox.write(connection, count=2)
+        broker.faults.refused = {refused: Refusal("KMSDisabled", sender_fault=True)}
+        for attempt in range(1, MAX_ATTEMPTS):
+            relay.run_once(database, topic)
+            row = outbox.row(connection, refused)
+            assert (row.refusals, row.is_failed) == (attempt, False)
+            assert relay.run_once(database, topic).claimed == 0  # not before it is due
+            outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        relay.run_once(database, topic)
+        row = outbox.row(connection, refused)
+        assert (row.refusals, row.is_failed, row.last_error) == (MAX_ATTEMPTS, True, "KMSDisabled: refused")
+        assert broker.sent.count(refused) == MAX_ATTEMPTS
+
+    def test_an_outage_is_not_held_against_an_event(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """After any number of attempts that met an outage, an event still has every attempt that a refusal costs."""
+        connection = connect()
+        [event_id] = outbox.write(connection)
+        broker.stop()
+        for _ in range(5 * MAX_ATTEMPTS):
+            assert relay.run_once(database, topic).results == Counter(POSTPONED=1)
+            outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        broker.start()
+        broker.faults.refused = {event_id: Refusal("KMSDisabled", sender_fault=True)}
+        assert relay.run_once(database, topic).results == Counter(REFUSED=1)
+        row = outbox.row(connection, event_id)
+        assert (row.attempts, row.refusals, row.is_failed) == (5 * MAX_ATTEMPTS + 1, 1, False)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            pytest.param(Answer.error(400, "Throttling"), id="Throttling"),
+            pytest.param(Answer.error(400, "ThrottlingException"), id="ThrottlingException"),
+            pytest.param(Answer.error(429, "TooManyRequestsException"), id="TooManyRequests"),
+            pytest.param(Answer.error(400, "KMSThrottling"), id="KMSThrottling"),
+            pytest.param(Answer.error(403, "ExpiredToken"), id="ExpiredToken"),
+            pytest.param(Answer.error(403, "AuthorizationError"), id="AuthorizationError"),
+            pytest.param(Answer.error(404, "NotFound"), id="NotFound"),
+            pytest.param(Answer.error(500, "InternalError"), id="InternalError"),
+            pytest.param(Answer.error(503, "ServiceUnavailable"), id="ServiceUnavailable"),
+            pytest.param(Answer(500, ""), id="500-without-a-body"),
+            pytest.param(Answer(503, "<html><body>Service Unavailable</body></html>"), id="503-as-HTML"),
+            pytest.param(Answer(503, "upstream connect error"), id="503-as-text"),
+            pytest.param(Answer(200, "<PublishBatchResponse><Publi"), id="200-cut-off"),
+            pytest.param(Answer(200, ""), id="200-without-a-body"),
+            pytest.param(Answer(302, ""), id="redirect"),
+        ],
+    )
+    def test_an_outage_costs_no_event_its_life(
+        self, answer: Answer, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """A broker that cannot take the call is asked again later, and then gets every event."""
+        connection = connect()
+        ids = outbox.write(connection, count=12)
+        broker.faults.intercept = lambda _: answer
+        assert relay.run_once(database, topic).results == Counter(POSTPONED=12)
+        self._all_wait(connection)
+        broker.faults.intercept = lambda _: None
+        outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=12)
+        assert Counter(message.attributes["outboxId"] for message in broker.receive()) == Counter(map(str, ids))
+
+    def test_a_broker_that_refuses_connections_costs_no_event_its_life(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Nobody listens: the events wait, and go when somebody does."""
+        connection = connect()
+        outbox.write(connection, count=12)
+        broker.stop()
+        assert relay.run_once(database, topic).results == Counter(POSTPONED=12)
+        self._all_wait(connection)
+        broker.start()
+        outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=12)
+
+    def test_a_broker_that_does_not_answer_costs_no_event_its_life(
+        self, connect: Connect, database: Database, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The call is given up in time. That the broker had accepted it all the same, the subscriber has to bear."""
+        monkeypatch.setattr("charging.topic.READ_SECONDS", 0.2)
+        topic = Topic(broker.topic_arn, max_attempts=MAX_ATTEMPTS)
+        connection = connect()
+        [event_id] = outbox.write(connection)
+        answers = broker.faults.answers_held_until = threading.Event()
+        assert relay.run_once(database, topic).results == Counter(POSTPONED=1)
+        self._all_wait(connection)
+        assert outbox.row(connection, event_id).last_error == "ReadTimeoutError"
+        answers.set()
+        outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=1)
+        assert [message.attributes["outboxId"] for message in broker.receive()] == [str(event_id)] * 2
+
+    def _all_wait(self, connection: outbox.Connection) -> None:
+        for row in outbox.rows(connection):
+            assert (row.is_published, row.is_failed, row.attempts, row.refusals) == (False, False, 1, 0)
+            assert row.last_error
+            assert row.due_in_seconds < LEASE_SECONDS / 2, "an outage does not keep the lease"
+
+    def test_a_call_that_is_refused_is_halved_until_the_culprit_is_alone(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """The broker refuses whole calls for one event's sake: that one is parked, its nine neighbours published."""
+        connection = connect()
+        ids = outbox.write(connection, count=10)
+        culprit = ids[3]
+
+        def refuse(entries: list[Entry]) -> Answer | None:
+            guilty = culprit in [entry.id for entry in entries]
+            return Answer.error(400, "InvalidParameter", "one of them") if guilty else None
+
+        broker.faults.intercept = refuse
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=9, FAILED=1)
+        row = outbox.row(connection, culprit)
+        assert (row.is_failed, row.last_error) == (True, "InvalidParameter: one of them")
+        assert len(broker.receive()) == 9
+        # 10, then halves: a culprit among ten costs at most 4 levels of two calls each.
+        assert len(broker.calls) <= 1 + 2 * 4
+
+    def test_large_events_are_packed_by_their_bytes(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Ten events of 60 kB, in characters of three bytes, are no call that the broker refuses for its size."""
+        connection = connect()
+        outbox.write(connection, *[json.dumps({"note": "€" * 20_000}, ensure_ascii=False)] * 10)
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=10)
+        assert sorted(len(call) for call in broker.calls) == [2, 4, 4]
+
+    def test_an_oversized_event_is_parked_visibly(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """It is never sent, says why, and delays nobody."""
+        connection = connect()
+        [oversized] = outbox.write(connection, json.dumps({"note": "x" * 262_144}))
+        others = outbox.write(connection, count=10)
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=10, FAILED=1)
+        row = outbox.row(connection, oversized)
+        assert row.is_failed
+        assert row.last_error is not None
+        assert "larger" in row.last_error
+        assert set(broker.sent) == set(others)
+
+    def test_a_long_error_is_cut(self, connect: Connect, database: Database, topic: Topic, broker: Broker) -> None:
+        """What the broker says does not grow the table."""
+        connection = connect()
+        [event_id] = outbox.write(connection)
+        broker.faults.refused = {event_id: Refusal("InternalError", sender_fault=False, message="x" * 5_000)}
+        relay.run_once(database, topic)
+        assert len(outbox.row(connection, event_id).last_error or "") == 500
+
+
+class TestSend:
+    """What else may happen while the broker has the events."""
+
+    def test_no_transaction_is_open_during_a_send(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Seen from the broker, the relay's connection is idle and holds no lock on any row or table."""
+        connection, observer = connect(), connect()
+        outbox.write(connection, count=10)
+        seen: list[tuple[object, ...]] = []
+
+        def look(_: list[Entry]) -> None:
+            seen.extend(
+                observer.execute(
+                    """
+                    SELECT state, xact_start, (SELECT count(*) FROM pg_locks WHERE pg_locks.pid = activity.pid)
+                    FROM pg_stat_activity AS activity
+                    WHERE datname = current_database() AND application_name = 'charging'
+                    """
+                ).fetchall()
+            )
+
+        broker.faults.intercept = look
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=10)
+        assert seen == [("idle", None, 0)]
+
+    def test_ten_calls_are_in_flight_at_once(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """The broker answers none of a full sweep's calls before it has all ten of them."""
+        broker.faults.delivers = False
+        outbox.write(connect(), count=EVENTS_PER_SWEEP)
+        all_there = threading.Barrier(10)
+
+        def wait(_: list[Entry]) -> None:
+            all_there.wait(4)
+
+        broker.faults.intercept = wait
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=EVENTS_PER_SWEEP)
+
+    def test_a_slow_call_delays_no_other_calls_mark(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """While one call is unanswered, what another delivered is already marked, and would survive a crash."""
+        connection, observer = connect(), connect()
+        slow, *_ = outbox.write(connection, count=20)
+
+        def hold(entries: list[Entry]) -> Answer | None:
+            if slow not in [entry.id for entry in entries]:
+                return None
+            deadline = time.monotonic() + 4
+            while time.monotonic() < deadline:
+                if sum(row.is_published for row in outbox.rows(observer)) == 10:
+                    return None
+            return Answer.error(500, "NothingWasMarked")
+
+        broker.faults.intercept = hold
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=20)
+
+    def test_a_connection_that_is_lost_during_a_send_costs_no_mark(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Postgres ends the relay's session meanwhile: the results go down on a new one, and nothing comes twice."""
+        connection, observer = connect(), connect()
+        outbox.write(connection, count=10)
+
+        def cut(_: list[Entry]) -> None:
+            disconnect(observer)
+
+        broker.faults.intercept = cut
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=10)
+        assert all(row.is_published for row in outbox.rows(connection))
+
+    def test_a_lease_that_ends_during_a_send_is_counted(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, database_url: str
+    ) -> None:
+        """Another relay claims the rows meanwhile and answers for them; the slow one counts what it lost."""
+        connection, observer = connect(), connect()
+        outbox.write(connection, count=10)
+        with deployment.database(database_url) as other:
+
+            def outlast(_: list[Entry]) -> None:
+                broker.faults.intercept = lambda _: None
+                outbox.let_pass(observer, seconds=LEASE_SECONDS)
+                assert relay.run_once(other, topic).results == Counter(PUBLISHED=10)
+
+            broker.faults.intercept = outlast
+            sweep = relay.run_once(database, topic)
+        assert sweep.leases_lost == 10
+        assert {row.attempts for row in outbox.rows(connection)} == {2}
+
+
+def disconnect(observer: outbox.Connection) -> None:
+    """Ends every session of the service, as a fail-over does, and waits until they are gone."""
+    observer.execute(
+        """
+        SELECT pg_terminate_backend(pid, 5000)
+        FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'charging'
+        """
+    )
+
+
+class TestMessage:
+    """What arrives in the queue."""
+
+    TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    def charge(self, database: Database, *, traceparent: str | None = None, reference: str | None = None) -> None:
+        given = {"amountCents": 4900} | ({} if reference is None else {"reference": reference})
+        charges.create(
+            database,
+            Scope("alice", charges.ENDPOINT, uuid4()),
+            ChargeCommand.model_validate(given),
+            retention_hours=24,
+            in_flight_wait_seconds=0,
+            traceparent=traceparent,
+            deadline=time.monotonic() + 5,
+        )
+
+    def test_it_is_a_cloud_event(self, connect: Connect, database: Database, topic: Topic, broker: Broker) -> None:
+        """All attributes that the contract names, and no others, on a charge's event."""
+        connection = connect()
+        self.charge(database)
+        relay.run_once(database, topic)
+        [message] = broker.receive()
+        event = json.loads(message.body)
+        charge = connection.execute("SELECT id, created_at FROM charges").fetchone()
+        event_id = connection.execute("SELECT id FROM outbox").fetchone()
+        assert charge is not None
+        assert event_id is not None
+        assert event == {
+            "specversion": "1.0",
+            "id": str(event_id[0]),
+            "source": "/charges",
+            "type": "ChargeCreated",
+            "subject": str(charge[0]),
+            "time": charge[1].strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "datacontenttype": "application/json",
+            "principal": "alice",
+            "data": {"chargeId": str(charge[0]), "amountCents": 4900, "currency": "USD"},
+        }
+
+    def test_what_the_caller_sent_along_is_carried(self, database: Database, topic: Topic, broker: Broker) -> None:
+        """A trace context and a reference are in the event where they were in the request."""
+        self.charge(database, traceparent=self.TRACEPARENT, reference='Ünï "42" <&>')
+        relay.run_once(database, topic)
+        [message] = broker.receive()
+        event = json.loads(message.body)
+        assert event["traceparent"] == self.TRACEPARENT
+        assert event["data"]["reference"] == 'Ünï "42" <&>'
+
+    def test_it_is_the_rows_payload_byte_for_byte(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """It is serialised once, when the row is written: white space, escapes and order arrive as they are."""
+        payload = '{ "b":"\\u00e9é😀&<>+%20\\"",\t"a" : 1.50,\r\n "a": 2 }'
+        outbox.write(connect(), payload)
+        relay.run_once(database, topic)
+        [message] = broker.receive()
+        assert message.body == payload
+
+    def test_its_attributes_serve_filters_and_deduplication(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """eventType and outboxId, and nothing else, stand beside the body as strings."""
+        [event_id] = outbox.write(connect())
+        relay.run_once(database, topic)
+        [message] = broker.receive()
+        assert message.attributes == {"eventType": "ChargeCreated", "outboxId": str(event_id)}
+        [[entry]] = broker.calls
+        assert {kind for kind, _ in entry.attributes.values()} == {"String"}
+
+
+class TestRun:
+    """How long a run goes on, and at what pace."""
+
+    @pytest.fixture
+    def clock(self, connect: Connect, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        broker.faults.delivers = False
+        return Clock(monkeypatch, connect())
+
+    def test_it_drains_more_than_one_sweep(
+        self, connect: Connect, database: Database, topic: Topic, clock: Clock
+    ) -> None:
+        """A backlog of two and a half sweeps is gone before the first pause."""
+        connection = connect()
+        count = 5 * EVENTS_PER_SWEEP // 2
+        outbox.write(connection, count=count)
+        run = relay.run(
+            database, topic, budget_seconds=0, poll_seconds=0.25, remaining_seconds=plenty, pause=clock.pause
+        )
+        assert run.results == Counter(PUBLISHED=count)
+        assert all(row.is_published for row in outbox.rows(connection))
+        assert clock.pauses == []
+
+    def test_without_a_budget_it_looks_once_and_returns(
+        self, database: Database, topic: Topic, broker: Broker, clock: Clock
+    ) -> None:
+        """A budget of 0 is for a person, or a test, that waits for the result."""
+        run = relay.run(
+            database, topic, budget_seconds=0, poll_seconds=0.25, remaining_seconds=plenty, pause=clock.pause
+        )
+        assert (run.claimed, clock.pauses, broker.calls) == (0, [], [])
+
+    def test_it_polls_until_its_budget_ends(
+        self, connect: Connect, database: Database, topic: Topic, clock: Clock
+    ) -> None:
+        """What is committed while it runs leaves with the next poll."""
+        connection = connect()
+
+        def pause(seconds: float) -> None:
+            clock.pause(seconds)
+            if len(clock.pauses) == 5:
+                outbox.write(connection)
+
+        run = relay.run(database, topic, budget_seconds=10, poll_seconds=0.25, remaining_seconds=plenty, pause=pause)
+        assert run.results == Counter(PUBLISHED=1)
+        assert set(clock.pauses) == {0.25}
+        assert 9 < sum(clock.pauses) < 10
+
+    @pytest.mark.parametrize("remaining", [SWEEP_SECONDS - 0.1, 0.0, -1.0])
+    def test_it_claims_nothing_that_it_could_not_finish(
+        self, remaining: float, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """With less time than a sweep can take, or none, no row is leased."""
+        connection = connect()
+        [event_id] = outbox.write(connection)
+        run = relay.run(database, topic, budget_seconds=60, poll_seconds=0.25, remaining_seconds=lambda: remaining)
+        assert (run.claimed, broker.calls) == (0, [])
+        assert outbox.row(connection, event_id).attempts == 0
+
+    def test_it_stops_between_sweeps_when_the_function_is_about_to_end(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """The rest of the backlog is left unclaimed, due at once for the next run."""
+        connection = connect()
+        outbox.write(connection, count=2 * EVENTS_PER_SWEEP)
+        broker.faults.delivers = False
+        remaining = iter([60.0, SWEEP_SECONDS - 0.1])
+        run = relay.run(
+            database, topic, budget_seconds=60, poll_seconds=0.25, remaining_seconds=lambda: next(remaining)
+        )
+        assert run.results == Counter(PUBLISHED=EVENTS_PER_SWEEP)
+        rest = [row for row in outbox.rows(connection) if not row.is_published]
+        assert len(rest) == EVENTS_PER_SWEEP
+        assert all(row.attempts == 0 and row.due_in_seconds < 0 for row in rest)
+
+    def test_it_backs_off_while_the_broker_takes_nothing(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, clock: Clock
+    ) -> None:
+        """Pauses grow from a second to ten, so that an outage does not turn the backlog over and over."""
+        connection = connect()
+        outbox.write(connection, count=12 * EVENTS_PER_SWEEP)
+        broker.stop()
+        run = relay.run(
+            database, topic, budget_seconds=60, poll_seconds=0.25, remaining_seconds=plenty, pause=clock.pause
+        )
+        assert clock.pauses[:5] == [1, 2, 4, 8, 10]
+        assert set(clock.pauses[5:]) <= {10}
+        assert run.results == Counter(POSTPONED=EVENTS_PER_SWEEP * (len(clock.pauses) + 1))
+        assert not any(row.is_failed for row in outbox.rows(connection))
+
+    def test_it_recovers_with_the_broker(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, clock: Clock
+    ) -> None:
+        """Within the same run the backlog leaves as soon as it is due, and polling has its usual pace again."""
+        connection = connect()
+        outbox.write(connection, count=EVENTS_PER_SWEEP)
+        broker.stop()
+
+        def pause(seconds: float) -> None:
+            clock.pause(seconds)
+            if len(clock.pauses) == 3:
+                broker.start()
+
+        run = relay.run(database, topic, budget_seconds=60, poll_seconds=0.25, remaining_seconds=plenty, pause=pause)
+        assert run.results["PUBLISHED"] == EVENTS_PER_SWEEP
+        assert clock.pauses[-1] == 0.25
+
+    def test_a_poison_event_delays_nobody(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, clock: Clock
+    ) -> None:
+        """The one at the head is refused again and again; everything behind it leaves in the first sweeps."""
+        connection = connect()
+        poison, *others = outbox.write(connection, count=2 * EVENTS_PER_SWEEP)
+        broker.faults.refused = {poison: Refusal("KMSDisabled", sender_fault=True)}
+        run = relay.run(
+            database, topic, budget_seconds=0, poll_seconds=0.25, remaining_seconds=plenty, pause=clock.pause
+        )
+        assert run.results["PUBLISHED"] == len(others)
+        assert (outbox.row(connection, poison).is_published, outbox.row(connection, poison).is_failed) == (False, False)
+
+    def test_it_goes_on_after_the_database_has_restarted(
+        self, connect: Connect, database: Database, topic: Topic, clock: Clock
+    ) -> None:
+        """A session that ends between two polls is replaced, and the next event leaves in the same run."""
+        connection = connect()
+        outbox.write(connection)
+
+        def pause(seconds: float) -> None:
+            clock.pause(seconds)
+            if len(clock.pauses) == 2:
+                disconnect(connection)
+                outbox.write(connection)
+
+        run = relay.run(database, topic, budget_seconds=2, poll_seconds=0.25, remaining_seconds=plenty, pause=pause)
+        assert run.results == Counter(PUBLISHED=2)
+
+    def test_it_ends_at_once_where_there_is_no_database(self, database_url: str, topic: Topic) -> None:
+        """No loop of errors: the first one ends the run, whose successor comes with the next minute."""
+        pauses: list[float] = []
+        with (
+            deployment.database(psycopg.conninfo.make_conninfo(database_url, port=1)) as nowhere,
+            pytest.raises(errors.TemporarilyUnavailable),
+        ):
+            relay.run(
+                nowhere, topic, budget_seconds=60, poll_seconds=0.25, remaining_seconds=plenty, pause=pauses.append
+            )
+        assert pauses == []
+
+    def test_runs_that_overlap_share_the_work(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, database_url: str
+    ) -> None:
+        """The scheduler starts two at once: each event is sent once."""
+        broker.faults.delivers = False
+        ids = outbox.write(connect(), count=5 * EVENTS_PER_SWEEP)
+        start = threading.Barrier(2)
+
+        def drain(by: Database) -> relay.Sweep:
+            start.wait(10)
+            return relay.run(by, topic, budget_seconds=0, poll_seconds=0.25, remaining_seconds=plenty)
+
+        with deployment.database(database_url) as other:
+            runs = [relay.Sweep()]
+            twin = threading.Thread(target=lambda: runs.append(drain(other)))
+            twin.start()
+            runs.append(drain(database))
+            twin.join()
+        assert sum(run.results["PUBLISHED"] for run in runs) == len(ids)
+        assert sum(run.leases_lost for run in runs) == 0
+        assert sorted(broker.sent) == sorted(ids)
+
+
+def test_what_is_sent_is_what_was_claimed(connect: Connect, database: Database, topic: Topic, broker: Broker) -> None:
+    """An entry's id is its row's, so that the broker's answer finds the row."""
+    ids = outbox.write(connect(), count=10)
+    relay.run_once(database, topic)
+    assert {UUID(message.attributes["outboxId"]) for message in broker.receive()} == set(broker.sent) == set(ids)
