@@ -17,6 +17,8 @@ from psycopg import sql
 from charging import errors
 
 _NAME = re.compile(r"(?P<number>[0-9]{4})_[a-z0-9_]+\.sql")
+# Generated from the migrations, for people to read.
+_CURRENT = "current.sql"
 
 # One migration run at a time in a database. The number has no meaning but must never change.
 _LOCK = 7_365_016_394
@@ -94,8 +96,13 @@ def migrate(connection: psycopg.Connection[Any], schema: Path) -> list[str]:
 
 
 def _files(schema: Path) -> list[Migration]:
-    names = [_NAME.fullmatch(path.name) for path in sorted(schema.iterdir())]
-    found = [Migration(int(name["number"]), name[0], (schema / name[0]).read_bytes()) for name in names if name]
+    found = []
+    for path in sorted(schema.glob("*.sql")):
+        if name := _NAME.fullmatch(path.name):
+            found.append(Migration(int(name["number"]), path.name, path.read_bytes()))
+        elif path.name != _CURRENT:
+            # Passed over, it would be missed only when the service needs what it creates.
+            raise errors.MigrationRefused(f"{path} is not named as a migration is, such as 0001_charges.sql.")
     if [migration.number for migration in found] != list(range(1, len(found) + 1)) or not found:
         raise errors.MigrationRefused(
             f"The migrations in {schema} are not numbered 0001, 0002 and so on without a gap: "
