@@ -14,6 +14,7 @@ import pytest
 
 from charging import errors, migrations
 from charging.migrations import migrate
+from local import schema as generated
 from tests.conftest import Connect
 from tests.support.database import SCHEMA
 from tests.support.outbox import Connection
@@ -220,11 +221,27 @@ def test_every_new_connection_is_bounded(connect: Connect) -> None:
     assert 0 < milliseconds["client_connection_check_interval"] <= 1_000
 
 
+@pytest.mark.parametrize("name", ["2_two", "0002-two", "0002_Two", "two"])
+def test_a_misnamed_file_is_refused(name: str, connect_empty: Connect, folder: Callable[..., Path]) -> None:
+    """Passing over it in silence would deploy a release without its table."""
+    connection = connect_empty()
+    schema = folder(m0001_one=ONE)
+    (schema / f"{name}.sql").write_text(TWO)
+    with pytest.raises(errors.MigrationRefused, match=name):
+        migrate(connection, schema)
+    assert relations(connection) == set()
+
+
 def test_other_files_are_none_of_its_business(connect_empty: Connect, folder: Callable[..., Path]) -> None:
     """The generated schema, or a note, may stand beside the migrations."""
     schema = folder(m0001_one=ONE, current="CREATE TABLE current ();")
     (schema / "README.md").touch()
     assert migrate(connect_empty(), schema) == ["0001_one.sql"]
+
+
+def test_the_generated_schema_is_what_the_migrations_come_to(database_url: str) -> None:
+    """schema/current.sql can be read in their place. Where it cannot, `make schema` writes it anew."""
+    assert generated.dump(database_url) == generated.CURRENT.read_text()
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
