@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from charging import errors
-from charging.relay import LEASE_SECONDS
+from charging.relay import LEASE_SECONDS, SWEEP_SECONDS
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
 from tests.support.deployment import Invoke
@@ -101,6 +101,14 @@ def test_a_run_without_a_database_fails_once_and_at_once(
     assert (line["level"], line["message"]) == ("ERROR", "relay_run_failed")
     assert deployment.metrics(output) == []
     assert database_variables(database_url)["DATABASE_PASSWORD"] not in output
+
+
+def test_an_invocation_that_is_about_to_end_claims_nothing(relay: Invoke, connect: Connect) -> None:
+    """The time that Lambda says is left decides, before the budget does."""
+    connection = connect()
+    [event_id] = outbox.write(connection)
+    assert relay(sample("relay-schedule"), seconds=SWEEP_SECONDS - 1)["claimed"] == 0
+    assert outbox.row(connection, event_id).attempts == 0
 
 
 def test_an_instance_survives_a_run_that_failed(relay: Invoke, connect: Connect) -> None:

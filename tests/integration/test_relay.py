@@ -5,10 +5,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg import sql as composing
 
 from charging import charges, errors, relay
 from charging.contract import ChargeCommand
@@ -420,6 +422,25 @@ class TestMessage:
             "principal": "alice",
             "data": {"chargeId": str(charge[0]), "amountCents": 4900, "currency": "USD"},
         }
+
+    def test_its_time_is_that_of_the_charge_in_utc(
+        self, connect: Connect, database_url: str, topic: Topic, broker: Broker
+    ) -> None:
+        """On a server in any time zone, to the microsecond."""
+        connection = connect()
+        connection.execute(
+            composing.SQL("ALTER DATABASE {} SET timezone = 'Pacific/Kiritimati'").format(
+                composing.Identifier(connection.info.dbname)
+            )
+        )
+        with deployment.database(database_url) as database:
+            self.charge(database)
+            relay.run_once(database, topic)
+        [message] = broker.receive()
+        [(created_at,)] = connection.execute("SELECT created_at FROM charges").fetchall()
+        time_of_event = json.loads(message.body)["time"]
+        assert time_of_event.endswith("Z")
+        assert datetime.fromisoformat(time_of_event) == created_at
 
     def test_what_the_caller_sent_along_is_carried(self, database: Database, topic: Topic, broker: Broker) -> None:
         """A trace context and a reference are in the event where they were in the request."""

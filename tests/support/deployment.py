@@ -13,9 +13,9 @@ import pytest
 from charging import telemetry
 from charging.database import Database
 from charging.settings import DatabaseSettings
-from tests.support.invocation import Context, database_variables
+from tests.support.invocation import TIMEOUT_SECONDS, Context, database_variables
 
-type Invoke = Callable[[object], Any]
+type Invoke = Callable[..., Any]
 
 
 @contextlib.contextmanager
@@ -41,13 +41,13 @@ def instance(
     for cached in kept.values():
         cached.cache_clear()
 
-    def invoke(event: object) -> Any:
+    def invoke(event: object, *, seconds: float = TIMEOUT_SECONDS) -> Any:
         # A logger writes to what was standard output at its making, in another test.
         telemetry.logger(function)
         for handler in logging.getLogger(function).handlers:
             if isinstance(handler, logging.StreamHandler):
                 handler.stream = sys.stdout
-        return module.handler(event, Context())
+        return module.handler(event, Context(seconds))
 
     try:
         yield invoke
