@@ -4,10 +4,14 @@ import copy
 import importlib.util
 import itertools
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +29,9 @@ type Event = dict[str, Any]
 TIMEOUT_SECONDS = 10.0
 # What charges needs beside its database.
 CHARGES = {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"}
+
+# A process that has not ended by then never will.
+PATIENCE_SECONDS = 20.0
 
 _numbers = itertools.count()
 
@@ -143,3 +150,50 @@ def charge_event(
     event["requestContext"]["identity"]["userArn"] = None
     event["requestContext"]["authorizer"] = None if principal is None else {"principalId": principal}
     return event
+
+
+# Children are copies of one process that has the function's imports behind it: fifty start in a second or two.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["functions.charges.handler", "tests.support.invocation"])
+
+
+def _serve(database_url: str, rounds: list[Event], together: Barrier, answers: Connection) -> None:
+    instance = Instance("charges", database_url, CHARGES)
+    instance.call(rounds[0])  # opens the connection
+    for event in rounds[1:]:
+        together.wait()
+        answers.send(instance.call(event))
+    together.wait()
+
+
+def call_together(database_url: str, callers: list[list[Event]]) -> list[list[Answer]]:
+    """Lets callers, each a process with an instance of its own, send their events in step, and returns each one's
+    answers. A caller's first event only warms it up."""
+    together = _PROCESSES.Barrier(len(callers))
+    running: list[tuple[BaseProcess, Connection]] = []
+    try:
+        for rounds in callers:
+            receiver, sender = _PROCESSES.Pipe(duplex=False)
+            arguments = (database_url, rounds, together, sender)
+            process: BaseProcess = _PROCESSES.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            sender.close()
+            running.append((process, receiver))
+        return [[receiver.recv() for _ in rounds[1:]] for (_, receiver), rounds in zip(running, callers, strict=True)]
+    finally:
+        for process, receiver in running:
+            process.join(PATIENCE_SECONDS)
+            process.kill()
+            process.join()
+            receiver.close()
+
+
+def call_in_process(database_url: str, event: Event) -> BaseProcess:
+    """Starts a process that makes one call and never gets to tell its answer: it is there to be killed."""
+    process: BaseProcess = _PROCESSES.Process(target=_call, args=(database_url, event), daemon=True)
+    process.start()
+    return process
+
+
+def _call(database_url: str, event: Event) -> None:
+    Instance("charges", database_url, CHARGES).call(event)
