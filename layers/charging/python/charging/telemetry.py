@@ -22,6 +22,8 @@ def logger(service: str) -> Logger:
 def emit(unit: str, values: Mapping[str, float], **dimensions: str) -> None:
     """Writes the values as one embedded-metrics line. Dimensions are few and bounded: an endpoint, a destination."""
     metrics = AmazonCloudWatchEMFProvider(namespace=NAMESPACE)
+    # Where POWERTOOLS_SERVICE_NAME is set, it would make each metric another one than its alarm watches.
+    metrics.service = ""
     for dimension, bounded in dimensions.items():
         metrics.add_dimension(dimension, bounded)
     for name, value in values.items():
