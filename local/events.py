@@ -7,15 +7,17 @@ from typing import NoReturn
 import boto3
 import botocore.exceptions
 
-from local import environment
+from local import environment, stopping
 from local.errors import StackError
+from local.stopping import Stopped
 
 
 def main() -> int:
     """Print each message, and delete it. 0 when stopped by Ctrl-C, 1 where no stack answers."""
+    stopping.listen()
     try:
         _follow()
-    except KeyboardInterrupt:
+    except Stopped:
         return 0
     except StackError as error:
         print(error, file=sys.stderr)

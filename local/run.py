@@ -8,7 +8,6 @@ import contextlib
 import http
 import os
 import shlex
-import signal
 import sys
 import time
 import urllib.error
@@ -16,32 +15,27 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import psycopg
 
 from charging import errors, migrations
-from local import build, deploy, emulator, environment, lock, postgres
+from local import build, deploy, emulator, environment, lock, postgres, stopping
 from local.child import ROOT, Child
 from local.deploy import Stack
 from local.emulator import Emulator
 from local.errors import StackError
 from local.postgres import Server
+from local.stopping import Stopped
 
 DEFAULT_PORT = 4566
 # Two functions start cold in this time, which takes a second or two.
 WARM_SECONDS = 60.0
 
 
-class Stopped(BaseException):
-    """Somebody asked the run to end."""
-
-
 def main() -> int:
     """Run until told to stop; 0 then, and 1 where it could not start or go on."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
+    stopping.listen()
     try:
         _run(environment.folder(), _port())
     except Stopped:
@@ -50,14 +44,6 @@ def main() -> int:
     except (StackError, OSError) as error:
         print(f"\n{error}", file=sys.stderr, flush=True)
         return 1
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    # From here on all is on its way out, and takes a second or two. A second Ctrl-C would only tear the first one's
-    # work; should it come to SIGKILL, the guards finish that work.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    raise Stopped
 
 
 def _port() -> int:
@@ -90,8 +76,9 @@ def _run(folder: Path, port: int) -> NoReturn:
             stack = deploy.deploy(aws, server)
         with _step("Waiting for the first answer"):
             _warm_up(server, stack)
-        environment.write(_variables(server, aws, stack))
         _say(_welcome(server, aws, stack, time.monotonic() - begun))
+        # Last of all: whoever waits for this file finds everything ready.
+        environment.write(_variables(server, aws, stack))
         try:
             _watch({"PostgreSQL": server.process, "The emulated AWS": aws.process})
         except Stopped:

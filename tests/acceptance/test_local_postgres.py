@@ -67,7 +67,7 @@ def gone(folder: Path) -> None:
 
 
 def running(folder: Path) -> list[str]:
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,args="], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], check=True, capture_output=True, text=True).stdout
     return [line for line in listed.splitlines() if str(folder) in line]
 
 
