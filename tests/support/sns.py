@@ -69,6 +69,10 @@ class Answer(NamedTuple):
         return cls(status, f"<ErrorResponse><Error>{body}</Error><RequestId>{uuid4()}</RequestId></ErrorResponse>")
 
 
+# No answer at all: the connection is closed in its place.
+HANG_UP = Answer(0, "")
+
+
 def _everything_is_fine(_: list[Entry]) -> Answer | None:
     return None
 
@@ -136,6 +140,8 @@ class Broker:
         class Endpoint(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 answer = broker.answer(self.rfile.read(int(self.headers["Content-Length"])))
+                if answer is HANG_UP:
+                    return
                 # Whoever asked may be dead by now.
                 with contextlib.suppress(ConnectionError):
                     content = answer.body.encode()
