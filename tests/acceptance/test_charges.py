@@ -22,8 +22,9 @@ from tests.support.ledger import NOTHING, ONCE, Connection, Twin, counts, until_
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
 FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
 
-# "At once" on a machine that two other test workers may be using; a wait would be a second at least.
-AT_ONCE_SECONDS = 0.25
+# The best of a few is what the service takes; the rest is what else the machine does. A wait would be longer each time.
+TRIES = 5
+AT_ONCE_SECONDS = 0.1
 
 
 @pytest.fixture
@@ -170,15 +171,24 @@ def test_another_command_under_a_used_key_is_refused(charges: Instance, database
 # ---- in flight: 409 -------------------------------------------------------------------------------------------------
 
 
+def fastest_conflict(instance: Instance) -> float:
+    """How long a twin is kept until it is told 409, in seconds."""
+    took = []
+    for _ in range(TRIES):
+        begun = time.monotonic()
+        answer = instance.call(charge_event(KEY))
+        took.append(time.monotonic() - begun)
+        assert_problem(answer, 409, "request_in_flight")
+    return min(took)
+
+
 def test_a_twin_in_flight_is_told_at_once_and_the_key_is_free_after_its_failure(
     charges: Instance, database_url: str, database: Connection
 ) -> None:
     """409 within milliseconds while the holder's transaction is open; when it rolls back, the next call creates."""
     charges.call(charge_event())  # warm
     with Twin(database_url, KEY):
-        begun = time.monotonic()
-        assert_problem(charges.call(charge_event(KEY)), 409, "request_in_flight")
-        assert time.monotonic() - begun < AT_ONCE_SECONDS
+        assert fastest_conflict(charges) < AT_ONCE_SECONDS
         assert counts(database) == ONCE
     answer = charges.call(charge_event(KEY))
     assert (answer.status, answer.is_replay) == (201, False)
@@ -239,12 +249,10 @@ def test_a_patient_twin_gets_the_holders_result(database_url: str, database: Con
 
 def test_a_patient_twin_waits_no_longer_than_it_may(database_url: str, database: Connection) -> None:
     """409 when the bound is reached and the holder is still at work, and neither before nor much later."""
-    instance = patient(database_url, 300)
+    instance = patient(database_url, 200)
     instance.call(charge_event())  # warm
     with Twin(database_url, KEY):
-        begun = time.monotonic()
-        assert_problem(instance.call(charge_event(KEY)), 409, "request_in_flight")
-        assert 0.3 <= time.monotonic() - begun < 0.3 + AT_ONCE_SECONDS
+        assert 0.2 <= fastest_conflict(instance) < 0.2 + AT_ONCE_SECONDS
     instance.close()
     assert counts(database) == ONCE
 

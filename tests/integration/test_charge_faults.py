@@ -320,6 +320,7 @@ def test_a_limit_of_the_server_is_503(
         answer = function.call(charge_event(KEY))
     assert answer.status == 503
     assert counts(database) == NOTHING
+    database.execute(f"ALTER DATABASE {database.info.dbname} RESET {setting}")
     assert_created(retry.call(charge_event(KEY)))
 
 
