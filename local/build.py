@@ -3,12 +3,14 @@
 They go to a folder beside sam's usual one: that one may hold a build for the processor that is deployed to.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from local.child import ROOT, Child
@@ -37,15 +39,22 @@ def build() -> None:
 
     Builds of several processes happen one after another, and the later ones find nothing to do.
     """
-    ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    with (ARTIFACTS / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with undisturbed():
         if is_current():
             return
         digest = _digest()  # Of the sources before: a change meanwhile asks for another build.
         _stamp().unlink(missing_ok=True)
         _run_sam()
         _stamp().write_text(digest)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep other processes from building anew while the block uses the artifacts."""
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    with (ARTIFACTS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _run_sam() -> None:

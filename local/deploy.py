@@ -52,7 +52,9 @@ def deploy(emulator: Emulator, server: Server) -> Stack:
     Raises StackError with CloudFormation's reasons where that fails.
     """
     session = _session()
-    outputs = _create_stack(session, emulator.url, _uploaded(session, emulator.url), server)
+    with build.undisturbed():
+        template = _uploaded(session, emulator.url)
+    outputs = _create_stack(session, emulator.url, template, server)
     queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
     api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
     stage = outputs["ApiUrl"].rpartition("/")[2]

@@ -71,7 +71,7 @@ def serve(folder: Path, *, port: int = 0) -> Iterator[Server]:
         _initialise(folder, held)
         process, port = _start(folder, port, held)
         try:
-            _create_database(port, superuser, owner)
+            _create_database(folder, port, superuser, owner)
             yield Server(port, owner, process)
         finally:
             process.stop()
@@ -193,19 +193,25 @@ def _is_ready(process: Child, data: Path) -> bool:
     return False
 
 
-def _create_database(port: int, superuser: str, owner: str) -> None:
+def _create_database(folder: Path, port: int, superuser: str, owner: str) -> None:
     """Create the owner and the database, each unless it is there: a first start may have been killed in between."""
-    with psycopg.connect(
-        host=HOST, port=port, user=SUPERUSER, dbname="postgres", password=superuser, autocommit=True
-    ) as connection:
-        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
-            connection.execute(
-                sql.SQL("CREATE ROLE {} LOGIN CREATEDB PASSWORD {}").format(sql.Identifier(OWNER), sql.Literal(owner))
-            )
-        if connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).fetchone() is None:
-            connection.execute(
-                sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(DATABASE), sql.Identifier(OWNER))
-            )
+    role, database = sql.Identifier(OWNER), sql.Identifier(DATABASE)
+    try:
+        with psycopg.connect(
+            host=HOST, port=port, user=SUPERUSER, dbname="postgres", password=superuser, autocommit=True
+        ) as connection:
+            if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
+                connection.execute(
+                    sql.SQL("CREATE ROLE {} LOGIN CREATEDB PASSWORD {}").format(role, sql.Literal(owner))
+                )
+            if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone() is None:
+                connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(database, role))
+    except psycopg.Error as error:
+        raise StackError(
+            f"PostgreSQL runs on {folder} and cannot be used: {error}",
+            means="The database there was not made by this launcher, or its passwords are gone from the folder.",
+            remedy="restore them, or start with an empty database: `make clean`.",
+        ) from error
 
 
 def _free_port() -> int:

@@ -63,6 +63,13 @@ def test_the_subscriber_counts_each_charge_once(stack: Stack) -> None:
         assert time.monotonic() < deadline, f"the projection is {counted}"
 
 
+def test_nothing_outlives_a_killed_run(stack: Stack) -> None:
+    """SIGKILL leaves no process either. The stack that the tests above share is gone after it."""
+    assert len(processes(stack.folder)) > 2
+    stack.process.kill()
+    wait_until_gone(stack.folder)
+
+
 def test_it_stops_when_told_and_keeps_what_it_took(tmp_path: Path) -> None:
     """SIGTERM, even twice: exit status 0, no process, no file that says it is up. The next start has the charge.
 
@@ -86,10 +93,3 @@ def test_it_stops_when_told_and_keeps_what_it_took(tmp_path: Path) -> None:
         assert second.process.stdout is not None
         assert "The emulated AWS has ended unexpectedly" in second.process.stdout.read()
         assert processes(tmp_path) == {}
-
-
-def test_nothing_outlives_a_killed_run(stack: Stack) -> None:
-    """SIGKILL leaves no process either. The last of the tests: the stack they share is gone after it."""
-    assert len(processes(stack.folder)) > 2
-    stack.process.kill()
-    wait_until_gone(stack.folder)
