@@ -15,9 +15,10 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import sql
 
 from charging import migrations
 from local import postgres
@@ -75,7 +76,7 @@ class Databases:
         self._admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _named(self, name: str) -> str:
-        return conninfo.make_conninfo(self._url, dbname=name)
+        return urlsplit(self._url)._replace(path=f"/{name}").geturl()
 
     def _migrate(self, url: str) -> None:
         with psycopg.connect(url, autocommit=True) as connection:
