@@ -14,7 +14,7 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo events test check format format-check lint types imports template schema schema-check lock build \
+.PHONY: help run demo events test check format format-check lint types imports template schema schema-check openapi lock build \
 	clean
 
 help: ## List the targets
@@ -64,11 +64,14 @@ template: $(VENV)/installed $(SAM_VENV)/installed ## Check template.yaml
 schema: $(VENV)/installed ## Regenerate schema/current.sql from the migrations
 	$(BIN)/python -m local schema --write
 
+openapi: $(VENV)/installed ## Regenerate docs/openapi.json from the code
+	$(BIN)/python -m local openapi
+
 schema-check: $(VENV)/installed
 	$(BIN)/python -m local schema
 
-COMPILE = $(BIN)/uv pip compile --quiet --universal --python $(BIN)/python --generate-hashes --no-emit-index-url \
-	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python $(BIN)/python --generate-hashes \
+	--custom-compile-command 'make lock' $(UPGRADE)
 
 # What ships is what was tested: the layer takes its releases from the development environment.
 lock: $(VENV)/installed ## Regenerate the pinned requirements (UPGRADE=--upgrade raises them)
@@ -106,7 +109,7 @@ define environment
 	|| $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(2)
 endef
 
-$(VENV)/installed: requirements/uv.txt requirements/dev.txt pyproject.toml
+$(VENV)/installed: requirements/uv.txt requirements/dev.txt
 	$(call environment,the development tools,requirements/dev.txt)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

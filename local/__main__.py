@@ -5,7 +5,7 @@ import sys
 
 from local import stopping
 
-COMMANDS = ("run", "events", "demo", "schema")
+COMMANDS = ("run", "events", "demo", "schema", "openapi")
 
 
 def main() -> int:

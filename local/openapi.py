@@ -1,0 +1,314 @@
+"""The API as an OpenAPI 3.1 document, generated from the code that serves it."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from charging import errors, idempotency, problem
+from charging.charges import Charge
+from charging.contract import BODY_BYTES, ChargeCommand
+from charging.idempotency import InFlight, KeyReused, StoredResponse
+from charging.problem import Problem
+
+DOCUMENT = Path("docs/openapi.json")
+
+type Json = dict[str, Any]
+
+_KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
+_HEX_GROUPS = "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
+_CHARGE = Charge(UUID("01a22fc4-9395-7a4e-9400-75652bc34a19"), 4900, "USD", "order 7")
+_RESPONSE = StoredResponse(
+    201, {"Content-Type": "application/json", "Location": f"/charges/{_CHARGE.id}"}, _CHARGE.to_json()
+)
+
+_DESCRIPTION = f"""\
+Takes a charge once per idempotency key, and shows charges and what became of keys.
+
+A key belongs to the caller and the operation. It is kept for 24 hours from its first use, unless the deployment says
+otherwise; after that it is a new key. A repetition under a live key gets the first answer back, byte for byte, with
+`Idempotent-Replayed: true`.
+
+The body is JSON (RFC 8259) in UTF-8 without a byte order mark, of at most {BODY_BYTES} bytes. An integer is written as
+one: `4900.0` and `4.9e3` are refused, as are unknown and repeated members.
+
+Errors are `application/problem+json` (RFC 9457). `code` is stable; `retrySameKey` says whether to send the same request
+with the same key again. API Gateway itself answers 403 to a request without the right to call, and 429 to one too many:
+nothing has been charged then.
+"""
+
+
+def document() -> Json:
+    """Return the whole document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Charging", "version": "1", "description": _DESCRIPTION},
+        "servers": [{"url": "/"}],
+        "security": [{"sigv4": []}],
+        "paths": {
+            "/charges": {"post": _create(), "get": _find()},
+            "/charges/{charge_id}": {"get": _read()},
+        },
+        "components": {
+            "securitySchemes": {
+                "sigv4": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "Authorization",
+                    "description": "AWS Signature Version 4, service execute-api.",
+                }
+            },
+            "headers": {
+                "Location": {
+                    "description": "The path of the charge.",
+                    "required": True,
+                    "schema": {"type": "string", "pattern": f"^/charges/{_HEX_GROUPS}$"},
+                },
+                "Idempotent-Replayed": {
+                    "description": "Sent with a repetition's answer, and never with a first one.",
+                    "schema": {"const": "true"},
+                },
+                "Retry-After": {
+                    "description": "Seconds to wait before the same request is sent again.",
+                    "required": True,
+                    "schema": {"type": "integer", "minimum": 1},
+                },
+            },
+            "schemas": {
+                "ChargeCommand": _command(),
+                "Charge": _charge(),
+                "KeyResult": _key_result(),
+                "Problem": _problem(),
+            },
+        },
+    }
+
+
+def text() -> str:
+    """Return the document as it is committed."""
+    return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _create() -> Json:
+    return {
+        "operationId": "createCharge",
+        "summary": "Take a charge, once for its key",
+        "parameters": [
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": True,
+                "description": "A UUID in the form 8-4-4-4-12, bare or as an RFC 8941 string; both are the same key.",
+                "schema": {"type": "string", "pattern": f'^(?:{_HEX_GROUPS}|"{_HEX_GROUPS}")$'},
+                "example": _KEY,
+            },
+            {
+                "name": "traceparent",
+                "in": "header",
+                "description": "W3C Trace Context; carried in the event.",
+                "schema": {"type": "string"},
+            },
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": {"$ref": "#/components/schemas/ChargeCommand"},
+                    "examples": {
+                        "least": {"value": {"amountCents": 4900}},
+                        "all": {"value": {"amountCents": 4900, "currency": "EUR", "reference": "order 7"}},
+                    },
+                }
+            },
+        },
+        "responses": {
+            "201": {
+                "description": "The charge: taken by this request, or replayed for it.",
+                "headers": {
+                    "Location": {"$ref": "#/components/headers/Location"},
+                    "Idempotent-Replayed": {"$ref": "#/components/headers/Idempotent-Replayed"},
+                },
+                "content": _json("Charge", json.loads(_CHARGE.to_json())),
+                "links": {
+                    "charge": {"operationId": "readCharge", "parameters": {"charge_id": "$response.body#/id"}},
+                    "result": {
+                        "operationId": "findResult",
+                        "parameters": {"idempotencyKey": "$request.header.Idempotency-Key"},
+                    },
+                },
+            },
+            **_problems(
+                errors.KeyMissing,
+                errors.KeyInvalid,
+                errors.InvalidRequest,
+                errors.Unauthenticated,
+                InFlight,
+                errors.PayloadTooLarge,
+                errors.UnsupportedMediaType,
+                KeyReused,
+                errors.TemporarilyUnavailable,
+                errors.OutcomeUnknown,
+            ),
+        },
+    }
+
+
+def _find() -> Json:
+    return {
+        "operationId": "findResult",
+        "summary": "Tell what became of a key of the caller's",
+        "parameters": [
+            {
+                "name": "idempotencyKey",
+                "in": "query",
+                "required": True,
+                "schema": {"type": "string", "pattern": f'^(?:{_HEX_GROUPS}|"{_HEX_GROUPS}")$'},
+                "example": _KEY,
+            }
+        ],
+        "responses": {
+            "200": {
+                "description": (
+                    "`committed`, with the response that a repetition would get; or `not_known`: nothing has been "
+                    "committed under the key, or it is no longer kept. A request may be under way."
+                ),
+                "content": _json("KeyResult", json.loads(idempotency.to_json(_RESPONSE))),
+            },
+            **_problems(errors.KeyMissing, errors.KeyInvalid, errors.Unauthenticated, errors.TemporarilyUnavailable),
+        },
+    }
+
+
+def _read() -> Json:
+    return {
+        "operationId": "readCharge",
+        "summary": "Show a charge of the caller's",
+        "parameters": [
+            {
+                "name": "charge_id",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "format": "uuid", "pattern": f"^{_HEX_GROUPS}$"},
+                "example": str(_CHARGE.id),
+            }
+        ],
+        "responses": {
+            "200": {"description": "The charge.", "content": _json("Charge", json.loads(_CHARGE.to_json()))},
+            **_problems(errors.Unauthenticated, errors.NoSuchResource, errors.TemporarilyUnavailable),
+        },
+    }
+
+
+def _json(schema: str, example: object) -> Json:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}}
+
+
+def _problems(*causes: type[Exception] | type[InFlight] | type[KeyReused]) -> Json:
+    """Return one response for each status, with an example for each of its problems."""
+    by_status: dict[int, list[Problem]] = {}
+    for found in (*(problem.PROBLEMS[cause] for cause in causes), problem.INTERNAL):
+        by_status.setdefault(found.status, []).append(found)
+    return {str(status): _problem_response(kinds) for status, kinds in sorted(by_status.items())}
+
+
+def _problem_response(kinds: Iterable[Problem]) -> Json:
+    kinds = list(kinds)
+    response: Json = {
+        "description": "; or ".join(f"{kind.title} (`{kind.code}`)" for kind in kinds) + ".",
+        "content": {
+            problem.CONTENT_TYPE: {
+                "schema": {"$ref": "#/components/schemas/Problem"},
+                "examples": {kind.code: {"value": json.loads(problem.document(kind))} for kind in kinds},
+            }
+        },
+    }
+    if all(problem.headers(kind) for kind in kinds):
+        response["headers"] = {"Retry-After": {"$ref": "#/components/headers/Retry-After"}}
+    return response
+
+
+def _command() -> Json:
+    schema = ChargeCommand.model_json_schema(by_alias=True)
+    for member in schema["properties"].values():
+        del member["title"]
+        member["description"] = f"It is {member['description']}."
+    # Left out or a text; pydantic's None is how the code says that it was left out.
+    reference = schema["properties"]["reference"]
+    schema["properties"]["reference"] = reference.pop("anyOf")[0] | {"description": reference["description"]}
+    return schema
+
+
+def _charge() -> Json:
+    members = _command()["properties"]
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["id", "amountCents", "currency"],
+        "properties": {
+            "id": {"type": "string", "format": "uuid"},
+            "amountCents": members["amountCents"],
+            "currency": {name: rule for name, rule in members["currency"].items() if name != "default"},
+            "reference": members["reference"],
+        },
+    }
+
+
+def _key_result() -> Json:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["outcome"],
+        "properties": {
+            "outcome": {"enum": ["committed", "not_known"]},
+            "response": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["status", "headers", "body"],
+                "properties": {
+                    "status": {"type": "integer"},
+                    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                    "body": {"$ref": "#/components/schemas/Charge"},
+                },
+            },
+        },
+    }
+
+
+def _problem() -> Json:
+    known = [*problem.PROBLEMS.values(), problem.INTERNAL]
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["type", "title", "status", "detail", "code", "retrySameKey"],
+        "properties": {
+            "type": {"enum": [problem.TYPE + kind.code for kind in known]},
+            "title": {"type": "string"},
+            "status": {"enum": sorted({kind.status for kind in known})},
+            "detail": {"type": "string"},
+            "code": {"enum": [kind.code for kind in known]},
+            "retrySameKey": {
+                "type": "boolean",
+                "description": "Whether to send the same request with the same key again.",
+            },
+            "violations": {
+                "type": "array",
+                "description": "With `invalid_request`: everything that is wrong with the body.",
+                "items": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["member", "reason"],
+                    "properties": {
+                        "member": {"type": "string", "description": "Empty for the body as a whole."},
+                        "reason": {"type": "string"},
+                    },
+                },
+            },
+        },
+    }
+
+
+def main() -> int:
+    """Write the document."""
+    DOCUMENT.write_text(text())
+    return 0

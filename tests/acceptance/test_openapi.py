@@ -1,0 +1,63 @@
+"""The OpenAPI document: generated from the code, complete, and true of the handler."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, assume, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.schemas import BaseSchema
+
+from charging import problem
+from local import openapi
+from tests.support.database import Databases
+from tests.support.invocation import CHARGES, Instance
+from tests.support.wsgi import application
+
+EXAMPLES = 60
+
+OPERATIONS = [(path, method) for path, methods in openapi.document()["paths"].items() for method in methods]
+
+
+@pytest.fixture(scope="module")
+def api(database_server: Databases) -> Iterator[BaseSchema]:
+    with database_server.migrated() as url:
+        instance = Instance("charges", url, CHARGES)
+        document = openapi.document()
+        del document["security"]  # the gateway's part, which stands before the function
+        schema = schemathesis.openapi.from_dict(document)
+        # Each request has a caller of its own: a key used twice would rightly be refused.
+        schema.app = application(instance, (f"caller {number}" for number in itertools.count()))
+        yield schema
+        instance.close()
+
+
+@pytest.mark.parametrize("mode", GenerationMode, ids=str)
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_the_handler_is_what_the_document_says(api: BaseSchema, path: str, method: str, mode: GenerationMode) -> None:
+    """Whatever the document allows or forbids, the answer is one that it describes, and never a server error."""
+
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(case=api[path][method].as_strategy(generation_mode=mode))
+    def check(case: Case[Any]) -> None:
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            # To JSON Schema 3111.0 is an integer. The contract takes it for none, and no schema can say so.
+            assume(not isinstance(case.body.get("amountCents"), float))
+        case.call_and_validate()
+
+    check()
+
+
+def test_the_committed_document_is_the_generated_one() -> None:
+    """A change of the contract shows as a change of the document."""
+    assert openapi.DOCUMENT.read_text() == openapi.text(), "run `make openapi`"
+
+
+def test_every_problem_is_in_the_document() -> None:
+    """No code can be answered that a consumer could not have read of."""
+    described = json.dumps(openapi.document()["paths"])
+    for kind in [*problem.PROBLEMS.values(), problem.INTERNAL]:
+        assert f'"{problem.TYPE}{kind.code}"' in described
