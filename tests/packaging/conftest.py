@@ -1,9 +1,12 @@
 """What `sam build` makes of the template, for each architecture that it can be deployed to."""
 
+import fcntl
 import functools
 import os
 import platform
+import shutil
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -11,35 +14,43 @@ from tests.packaging.artifacts import ROOT, Artifacts
 
 ARCHITECTURES = ("arm64", "x86_64")
 
+type Build = Callable[[str], Artifacts]
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps what reads the artifacts on one worker, which builds them once."""
-    for item in items:
-        if isinstance(item, pytest.Function) and {"artifacts", "host_artifacts"} & set(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group("packaging"))
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds for an architecture, once, and hands out a copy that no other run of the tests builds over."""
+
+    @functools.cache
+    def built(architecture: str) -> Artifacts:
+        folder = ROOT / ".aws-sam" / "packaging" / architecture
+        copy = tmp_path_factory.mktemp("artifacts") / architecture
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # What did not change since the last time comes from its cache.
+            sam_build(architecture, "--build-dir", folder / "build", "--cache-dir", folder / "cache")
+            shutil.copytree(folder / "build", copy)
+        return Artifacts(copy, architecture)
+
+    return built
 
 
 @pytest.fixture(scope="session", params=ARCHITECTURES)
-def artifacts(request: pytest.FixtureRequest) -> Artifacts:
+def artifacts(request: pytest.FixtureRequest, build: Build) -> Artifacts:
     """The build for each of the architectures in turn."""
     return build(request.param)
 
 
 @pytest.fixture(scope="session")
-def host_artifacts() -> Artifacts:
+def host_artifacts(build: Build) -> Artifacts:
     """The build for the architecture of this machine, which can be imported here."""
     return build("arm64" if platform.machine() in {"arm64", "aarch64"} else "x86_64")
 
 
-@functools.cache
-def build(architecture: str) -> Artifacts:
-    """Builds as a user does. What did not change since the last time comes from its cache."""
-    folder = ROOT / ".aws-sam" / "packaging" / architecture
+def sam_build(architecture: str, *options: str | os.PathLike[str]) -> None:
     finished = subprocess.run(
-        [
-            *("sam", "build", "--parameter-overrides", f"Architecture={architecture}"),
-            *("--build-dir", folder / "build", "--cache-dir", folder / "cache"),
-        ],
+        ["sam", "build", "--parameter-overrides", f"Architecture={architecture}", *options],
         cwd=ROOT,
         env=os.environ | {"PATH": f"{ROOT / '.venv-sam' / 'bin'}:{os.environ['PATH']}", "SAM_CLI_TELEMETRY": "0"},
         capture_output=True,
@@ -47,4 +58,3 @@ def build(architecture: str) -> Artifacts:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    return Artifacts(folder / "build", architecture)

@@ -5,7 +5,12 @@ import marshal
 from pathlib import Path
 from types import CodeType
 
+import pytest
+
 from tests.packaging.artifacts import FUNCTIONS, ROOT, Artifacts
+
+# One worker builds, and reads what it built; a second would do the same again.
+pytestmark = pytest.mark.xdist_group("artifacts")
 
 ELF = b"\x7fELF"
 # e_machine, at offset 18: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html

@@ -11,6 +11,9 @@ import pytest
 from local.runtime import BROUGHT_ALONG
 from tests.packaging.artifacts import FUNCTIONS, ROOT, Artifacts
 
+# One worker builds, and reads what it built; a second would do the same again.
+pytestmark = pytest.mark.xdist_group("artifacts")
+
 # What costs half a second at a cold start. (botocore's own __init__ is next to nothing, and Powertools looks at it.)
 SLOW = frozenset({"boto3", "botocore.session", "botocore.client", "aws_xray_sdk"})
 
