@@ -76,13 +76,14 @@ def serve(folder: Path, *, port: int, lock: int) -> Iterator[Emulator]:
     """
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files, function_log = folder / "files", folder / "functions.log"
+    files, log, function_log = folder / "files", folder / "emulator.log", folder / "functions.log"
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir()
-    function_log.write_text("")
+    for text in (log, function_log):
+        text.write_text("")
     process = Child(
         [sys.executable, "-c", _RUN, str(_interpreter(files, function_log))],
-        log=folder / "emulator.log",
+        log=log,
         environment=_environment(files, port),
         stop_by=signal.SIGKILL,
         grace=5.0,

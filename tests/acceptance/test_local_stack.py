@@ -75,21 +75,22 @@ def test_it_stops_when_told_and_keeps_what_it_took(tmp_path: Path) -> None:
 
     A child that dies ends the run: status 1, and what happened.
     """
-    with running(tmp_path) as first:
+    folder = tmp_path / "a new folder"
+    with running(folder) as first:
         key = uuid4()
         answer = first.charge(key)
         first.process.terminate()
         first.process.send_signal(signal.SIGINT)
         assert first.process.wait(STOP_SECONDS) == 0
-        assert not (tmp_path / "env").exists()
-        assert processes(tmp_path) == {}
-    with running(tmp_path) as second:
+        assert not (folder / "env").exists()
+        assert processes(folder) == {}
+    with running(folder) as second:
         repeated = second.charge(key)
         assert (repeated.status, repeated.body) == (answer.status, answer.body)
         assert repeated.headers["Idempotent-Replayed"] == "true"
-        emulator = next(pid for pid, line in processes(tmp_path).items() if "ministack" in line and "guard" not in line)
+        emulator = next(pid for pid, line in processes(folder).items() if "ministack" in line and "guard" not in line)
         os.kill(emulator, signal.SIGKILL)
         assert second.process.wait(STOP_SECONDS) == 1
         assert second.process.stdout is not None
         assert "The emulated AWS has ended unexpectedly" in second.process.stdout.read()
-        assert processes(tmp_path) == {}
+        assert processes(folder) == {}
