@@ -121,8 +121,10 @@ def repeat(database: Database, key: UUID) -> None:
 
 
 def test_a_replay_and_a_refusal_take_no_transaction_id(database_url: str) -> None:
-    """Over a thousand of each, no id is assigned to their transaction: nothing was written, no row was locked."""
+    """Over a thousand of each, no id is assigned to their transaction: nothing was written, no row was locked. Nor is
+    the key itself."""
     database = Database(settings(database_url))
+    keys_locked = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
     assigned = "SELECT pg_current_xact_id_if_assigned()"
     assert isinstance(charge(database, KEY), Created)
     for _ in range(20):  # the server bounds how long a transaction may take
@@ -130,10 +132,12 @@ def test_a_replay_and_a_refusal_take_no_transaction_id(database_url: str) -> Non
             for _ in range(REPEATS // 20):
                 repeat(database, KEY)
             assert transaction.execute(assigned).fetchone() == (None,)
+            assert transaction.execute(keys_locked).fetchone() == (0,)
     # So that the test would see one: a charge takes it.
     with database.transaction() as transaction:
         assert isinstance(charge(database, uuid4()), Created)
         assert transaction.execute(assigned).fetchone() != (None,)
+        assert transaction.execute(keys_locked).fetchone() == (1,)
     database.close()
 
 
