@@ -142,6 +142,17 @@ def test_a_file_that_fails_leaves_nothing_of_it(connect_empty: Connect, folder: 
     assert migrate(connection, mended) == ["0002_two.sql", "0003_three.sql"]
 
 
+def test_a_file_that_cannot_be_entered_leaves_nothing_of_it(
+    connect_empty: Connect, folder: Callable[..., Path]
+) -> None:
+    """A file and its entry in the ledger are one: else the next run would begin it again on top of itself."""
+    connection = connect_empty()
+    taken = "INSERT INTO schema_migrations (number, name, checksum) VALUES (2, 'another', 'entry');"
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        migrate(connection, folder(m0001_one=ONE, m0002_two=f"CREATE TABLE two (id int); {taken}"))
+    assert (ledger(connection), relations(connection)) == (["0001_one.sql"], {"one", "uno"})
+
+
 def test_a_second_run_at_the_same_time_is_refused(connect_empty: Connect, folder: Callable[..., Path]) -> None:
     """It changes nothing and does not wait; the first one ends as if alone."""
     first, second, observer = connect_empty(), connect_empty(), connect_empty()
