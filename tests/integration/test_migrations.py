@@ -206,12 +206,16 @@ def test_a_file_does_not_wait_long_for_a_table(
     assert migrate(connection, schema) == ["0002_two.sql"]
 
 
-def test_a_file_may_take_longer_than_a_statement_of_the_service(connect_empty: Connect) -> None:
+def test_a_file_may_take_longer_than_a_statement_of_the_service(
+    connect_empty: Connect, folder: Callable[..., Path]
+) -> None:
     """An index over a large table takes what it takes, on a database that bounds everybody else."""
-    connection = connect_empty()
-    migrate(connection, SCHEMA)
-    for name in ("statement_timeout", "transaction_timeout"):
-        assert connection.execute(f"SHOW {name}".encode()).fetchone() == ("0",)
+    migrate(connect_empty(), folder(m0001_one=ONE))
+    later = connect_empty()
+    assert later.execute("SHOW statement_timeout").fetchone() != ("0",)
+    bounds = "SELECT current_setting('statement_timeout'), current_setting('transaction_timeout')"
+    migrate(later, folder(m0001_one=ONE, m0002_two=f"CREATE TABLE bounds (statement, transaction) AS {bounds};"))
+    assert later.execute("SELECT statement, transaction FROM bounds").fetchone() == ("0", "0")
 
 
 def test_every_new_connection_is_bounded(connect: Connect) -> None:
