@@ -37,47 +37,53 @@ ARTIFACTS = {"AWS::Serverless::Function": "CodeUri", "AWS::Serverless::LayerVers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stack:
+class Deployment:
     """Where the deployed service is. `queue_url` is the queue for a person, beside the subscriber's own."""
 
     api_url: str
     topic_arn: str
     queue_url: str
     subscriber_queue_url: str
+    relay_function: str
 
 
-def deploy(emulator: Emulator, server: Server) -> Stack:
+def deploy(emulator: Emulator, server: Server, *, relays: bool) -> Deployment:
     """Deploy the built template with the database's address in it, and start the relay.
 
-    Raises StackError with CloudFormation's reasons where that fails.
+    With `relays` false the relay is not started, and its schedule is taken away. Raises StackError with
+    CloudFormation's reasons where the deployment fails.
     """
     session = _session()
     with build.undisturbed():
         template = _uploaded(session, emulator.url)
-    outputs = _create_stack(session, emulator.url, template, server)
+    outputs = _create_stack(session, emulator.url, template, _parameters(server, relays=relays))
     queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
     api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
     stage = outputs["ApiUrl"].rpartition("/")[2]
     _attach_authorizer(session, emulator.url, api_id, stage)
-    # Scheduler starts it a minute after the deployment for the first time. An event is not to wait for that.
-    session.client("lambda", endpoint_url=emulator.url).invoke(
-        FunctionName=outputs["RelayFunction"], InvocationType="Event"
-    )
-    return Stack(
+    if relays:
+        # Scheduler starts it a minute after the deployment for the first time. An event is not to wait for that.
+        session.client("lambda", endpoint_url=emulator.url).invoke(
+            FunctionName=outputs["RelayFunction"], InvocationType="Event"
+        )
+    else:
+        _unschedule(session, emulator.url, outputs["RelayFunction"])
+    return Deployment(
         api_url=f"{emulator.url}/_aws/execute-api/{api_id}/{stage}",
         topic_arn=outputs["TopicArn"],
         queue_url=queue_url,
         subscriber_queue_url=outputs["QueueUrl"],
+        relay_function=outputs["RelayFunction"],
     )
 
 
-def drain(emulator: Emulator, stack: Stack) -> None:
+def drain(emulator: Emulator, deployment: Deployment) -> None:
     """Wait, for a moment at most, until the subscriber has taken what was published: the emulator forgets the rest."""
     sqs = _session().client("sqs", endpoint_url=emulator.url)
     deadline = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < deadline:
         counts = sqs.get_queue_attributes(
-            QueueUrl=stack.subscriber_queue_url,
+            QueueUrl=deployment.subscriber_queue_url,
             AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
         )["Attributes"]
         if not any(map(int, counts.values())):
@@ -103,6 +109,20 @@ def _uploaded(session: boto3.Session, endpoint: str) -> str:
     return json.dumps(template)
 
 
+def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
+    """What this deployment gives the template's parameters."""
+    parameters = {
+        "Architecture": build.architecture(),
+        "DatabaseHost": HOST,
+        "DatabasePort": str(server.port),
+        "DatabaseName": DATABASE,
+        "DatabaseUser": OWNER,
+        "DatabasePassword": server.password,
+    }
+    # A relay that is invoked by hand publishes what is there, and ends.
+    return parameters if relays else parameters | {"RelayBudgetSeconds": "0"}
+
+
 def _archive(*sources: Path) -> bytes:
     """A zip of a folder's contents, or of single files. Stored, not deflated: it travels within this machine."""
     content = io.BytesIO()
@@ -113,17 +133,11 @@ def _archive(*sources: Path) -> bytes:
     return content.getvalue()
 
 
-def _create_stack(session: boto3.Session, endpoint: str, template: str, server: Server) -> Mapping[str, str]:
+def _create_stack(
+    session: boto3.Session, endpoint: str, template: str, parameters: Mapping[str, str]
+) -> Mapping[str, str]:
     """The outputs of the finished stack."""
     cloudformation = session.client("cloudformation", endpoint_url=endpoint)
-    parameters = {
-        "Architecture": build.architecture(),
-        "DatabaseHost": HOST,
-        "DatabasePort": str(server.port),
-        "DatabaseName": DATABASE,
-        "DatabaseUser": OWNER,
-        "DatabasePassword": server.password,
-    }
     cloudformation.create_stack(
         StackName=STACK,
         TemplateBody=template,
@@ -160,6 +174,14 @@ def _subscribe(session: boto3.Session, endpoint: str, topic_arn: str) -> str:
         TopicArn=topic_arn, Protocol="sqs", Endpoint=arn, Attributes={"RawMessageDelivery": "true"}
     )
     return url
+
+
+def _unschedule(session: boto3.Session, endpoint: str, function: str) -> None:
+    """Take away the schedule that starts the function."""
+    scheduler = session.client("scheduler", endpoint_url=endpoint)
+    for schedule in scheduler.list_schedules()["Schedules"]:
+        if schedule["Target"]["Arn"].endswith(f":{function}"):
+            scheduler.delete_schedule(Name=schedule["Name"], GroupName=schedule["GroupName"])
 
 
 def _attach_authorizer(session: boto3.Session, endpoint: str, api_id: str, stage: str) -> None:

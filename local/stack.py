@@ -1,0 +1,115 @@
+"""The embedded stack, from nothing to its first answer: PostgreSQL, the emulated AWS, and in it the built template."""
+
+import contextlib
+import dataclasses
+import http
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+from charging import errors, migrations
+from local import build, deploy, emulator, postgres
+from local.child import ROOT
+from local.deploy import Deployment
+from local.emulator import Emulator
+from local.errors import StackError
+from local.postgres import Server
+
+# Two functions start cold in this time, which takes a second or two.
+WARM_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stack:
+    """A stack that is up: its server, its emulator, and where the deployed service is in it."""
+
+    server: Server
+    aws: Emulator
+    deployment: Deployment
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *, port: int, lock: int, relays: bool = True) -> Iterator[Stack]:
+    """Start a stack in the folder, telling of each step, and stop it at the block's end.
+
+    `lock` is the descriptor of the folder's lock, which the emulator holds too. With `relays` false the relay runs when
+    it is invoked and at no other time. Raises StackError where the stack cannot start.
+    """
+    with contextlib.ExitStack() as running:
+        port = emulator.available(port)  # before anything that takes time
+        if not build.is_current():
+            with _step("Building the functions and layers (sam build)"):
+                build.build()
+        with _step("Starting PostgreSQL"):
+            server = running.enter_context(postgres.serve(folder / "postgres"))
+        with _step("Bringing the schema forward"):
+            _migrate(server)
+        with _step("Starting the emulated AWS"):
+            aws = running.enter_context(emulator.serve(folder / "emulator", port=port, lock=lock))
+        with _step("Deploying template.yaml"):
+            deployment = deploy.deploy(aws, server, relays=relays)
+        with _step("Waiting for the first answer"):
+            _await_api(deployment)
+            if relays:
+                _await_relay(server)
+        yield Stack(server, aws, deployment)
+
+
+@contextlib.contextmanager
+def _step(name: str) -> Iterator[None]:
+    print(f"{name} ...", end="", flush=True)
+    begun = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        print(flush=True)
+        raise
+    print(f" {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def _migrate(server: Server) -> None:
+    try:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            migrations.migrate(connection, ROOT / "schema")
+    except (errors.MigrationRefused, psycopg.Error) as error:
+        raise StackError(
+            f"The schema could not be brought forward: {error}",
+            means="The database that was kept does not fit these sources.",
+            remedy="see the reason above; `make clean` starts with an empty database.",
+        ) from error
+
+
+def _await_api(deployment: Deployment) -> None:
+    """Wait for the API's first answer: a first charge is then as quick as any."""
+    request = urllib.request.Request(f"{deployment.api_url}/charges", method="POST")  # noqa: S310 - our own address
+    try:
+        with urllib.request.urlopen(request, timeout=WARM_SECONDS) as response:  # noqa: S310
+            status = response.status
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            status = refusal.status
+    if status != http.HTTPStatus.BAD_REQUEST:
+        raise StackError(
+            f"The API answers {status} to a charge without a key, where it should answer 400.",
+            means="The functions are deployed and do not work.",
+            remedy="see the functions' log and the emulator's, in the folder emulator of LOCAL_DIR.",
+        )
+
+
+def _await_relay(server: Server) -> None:
+    """Wait until the relay asks for events: a first event is then as quick as any."""
+    deadline = time.monotonic() + WARM_SECONDS
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        relay = "SELECT 1 FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()"
+        while connection.execute(relay).fetchone() is None:
+            if time.monotonic() > deadline:
+                raise StackError(
+                    "The relay does not connect to the database.",
+                    means="Charges are taken, and their events would stay in the outbox.",
+                    remedy="see the functions' log and the emulator's, in the folder emulator of LOCAL_DIR.",
+                )
+            time.sleep(0.05)
