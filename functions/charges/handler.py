@@ -16,7 +16,7 @@ from charging.settings import ChargesSettings
 
 # Kept back from the function's time for shaping and sending the answer, whatever the database does.
 ANSWER_SECONDS = 0.5
-# With less than this left, a charge that had to reconnect could not be answered for: it is not begun.
+# With less than this left a charge that met any obstacle would end as unknown: it is not begun.
 DATABASE_SECONDS = 1.0
 
 JSON = "application/json"

@@ -15,16 +15,18 @@ NAMES = sorted(path.name for path in SCHEMA.glob("[0-9]*.sql"))
 
 def test_it_applies_what_is_missing_and_names_it(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an empty database every file, in order; a second invocation finds nothing to do."""
-    with deployment.instance("migrate", empty_database_url, monkeypatch, {"SCHEMA_DIR": str(SCHEMA)}) as invoke:
+    with deployment.instance("migrate", empty_database_url, monkeypatch, {}) as invoke:
         assert invoke(sample("migrate")) == {"applied": NAMES}
         assert invoke(sample("migrate")) == {"applied": []}
 
 
 def test_it_fails_where_it_cannot_go_on(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deployment that waits for it must not take a refusal for a success."""
-    (tmp_path / NAMES[0]).write_bytes((SCHEMA / NAMES[0]).read_bytes() + b"\n")
+    (tmp_path / "schema").mkdir()
+    (tmp_path / "schema" / NAMES[0]).write_bytes((SCHEMA / NAMES[0]).read_bytes() + b"\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with (
-        deployment.instance("migrate", database_url, monkeypatch, {"SCHEMA_DIR": str(tmp_path)}) as invoke,
+        deployment.instance("migrate", database_url, monkeypatch, {}) as invoke,
         pytest.raises(errors.MigrationRefused),
     ):
         invoke(sample("migrate"))
@@ -32,7 +34,7 @@ def test_it_fails_where_it_cannot_go_on(database_url: str, tmp_path: Path, monke
 
 def test_it_leaves_no_connection_behind(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is invoked once in a deployment: nothing of it stays on the database."""
-    with deployment.instance("migrate", empty_database_url, monkeypatch, {"SCHEMA_DIR": str(SCHEMA)}) as invoke:
+    with deployment.instance("migrate", empty_database_url, monkeypatch, {}) as invoke:
         invoke(sample("migrate"))
     with psycopg.connect(empty_database_url) as connection:
         row = connection.execute(

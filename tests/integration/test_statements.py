@@ -38,7 +38,7 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "event_type": "ChargeCreated",
         "event": "{}",
     },
-    "AWAIT_IN_FLIGHT": {**CALLER, "wait_ms": 10},
+    "AWAIT_TWIN": {**CALLER, "wait_ms": 10},
     "READ_CHARGE": {"charge_id": UUID(int=2), "principal": "alice"},
     "READ_STORED_RESPONSE": CALLER,
     "CLAIM_EVENTS": {"limit": 100, "lease_seconds": 30},

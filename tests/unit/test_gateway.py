@@ -87,6 +87,12 @@ def test_a_path_loses_its_stage_and_trailing_slash_once(path: str, stage: str | 
     assert gateway.rest_event({"path": path, "requestContext": {"stage": stage}})["path"] == expected
 
 
+def test_a_stage_that_is_named_like_a_path_is_not_taken_from_it() -> None:
+    """A REST event's path has no stage in it; its context has the whole path, with the stage."""
+    context = {"stage": "charges", "path": "/charges/charges/7"}
+    assert gateway.rest_event({"path": "/charges/7", "requestContext": context})["path"] == "/charges/7"
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from charging import errors
-from charging.settings import ChargesSettings, DatabaseSettings, MigrateSettings, RelaySettings, Settings
+from charging.settings import ChargesSettings, DatabaseSettings, RelaySettings, Settings
 
 DATABASE = {
     "DATABASE_HOST": "db.example.com",
@@ -23,7 +23,6 @@ COMPLETE: dict[type[Settings], dict[str, str]] = {
         "RELAY_POLL_MS": "250",
         "RELAY_MAX_ATTEMPTS": "10",
     },
-    MigrateSettings: DATABASE | {"SCHEMA_DIR": "/opt/schema"},
 }
 KINDS = list(COMPLETE)
 

@@ -95,6 +95,29 @@ class Database:
         with self._translating(connection, deadline):
             return connection.cursor(row_factory=row).execute(statement, parameters).fetchall()
 
+    def fetch_after[R](
+        self,
+        first: bytes,
+        row: BaseRowFactory[R],
+        statement: bytes,
+        parameters: Parameters,
+        *,
+        deadline: float,
+    ) -> Sequence[R]:
+        """Runs two statements with the same parameters in one transaction and one round trip: the second's rows.
+
+        Nothing of the second is done when the first fails, and no lock of the first outlives the two, whatever
+        becomes of this function meanwhile. Raises as `fetch` does.
+        """
+        connection = self._ready(deadline)
+        with self._translating(connection, deadline):
+            cursor = connection.cursor(row_factory=row)
+            # In autocommit the server takes what is sent between two synchronisations for one transaction.
+            with connection.pipeline():
+                connection.execute(first, parameters)
+                cursor.execute(statement, parameters)
+            return cursor.fetchall()
+
     def read[R](
         self, row: BaseRowFactory[R], statement: bytes, parameters: Parameters, *, deadline: float | None = None
     ) -> Sequence[R]:

@@ -131,9 +131,11 @@ def _header_lines(event: Event) -> dict[str, list[str]]:
 
 
 def _path(event: Event, context: Mapping[str, Any]) -> str:
+    """Reads the path without the stage, where the event's path is the whole path that was asked for."""
     path = _text(event.get("rawPath")) or _text(event.get("path"))
+    whole = _text(_mapping(context.get("http")).get("path")) or _text(context.get("path")) or path
     stage = _text(context.get("stage"))
-    if stage and (path == f"/{stage}" or path.startswith(f"/{stage}/")):
+    if stage and path == whole and f"{path}/".startswith(f"/{stage}/"):
         path = path.removeprefix(f"/{stage}")
     return path.rstrip("/") or "/"
 

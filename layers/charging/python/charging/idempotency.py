@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from psycopg.rows import args_row, class_row, tuple_row
+from psycopg.rows import args_row, class_row
 
 from charging import contract, errors, sql
 from charging.contract import Command
@@ -25,8 +25,6 @@ RUNS = 5
 # After an error the pause doubles from here, 0.6 s in all: time for a server to get over it, short against the
 # caller's patience.
 FIRST_PAUSE_SECONDS = 0.02
-# The server ends a wait by its own clock; its word for that must still arrive.
-SLACK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +120,14 @@ def perform(
     pause = FIRST_PAUSE_SECONDS
     for _ in range(RUNS):
         try:
-            row = database.fetch(class_row(ClaimRow), statement, parameters, deadline=deadline)[0]
-            outcome = _outcome(row, command, response)
-            if isinstance(outcome, InFlight):
-                # After a lost connection the twin may be our own run, which the server has not ended yet.
-                if not _await_end(database, parameters, until=deadline if sent else patience) and not sent:
-                    return outcome
-            elif outcome is not None:
+            outcome = _outcome(_run(database, statement, parameters, deadline), command, response)
+            # After a lost connection the twin may be our own run, which the server has not ended yet.
+            wait_ms = int(((deadline if sent else patience) - time.monotonic()) * 1000)
+            if isinstance(outcome, InFlight) and wait_ms > 0:
+                outcome = _outcome(_run(database, statement, parameters, deadline, wait_ms), command, response)
+            if outcome is not None and not (sent and isinstance(outcome, InFlight)):
                 return outcome
-            continue  # the twin has ended; or the key was committed or purged since the statement's snapshot
+            continue  # committed or purged since the statement's snapshot
         except errors.Contended:
             pass
         except errors.ConnectionLost:
@@ -144,30 +141,23 @@ def perform(
     return _unsettled(outcome, sent=sent)
 
 
+def _run(
+    database: Database, statement: bytes, parameters: Mapping[str, object], deadline: float, wait_ms: int = 0
+) -> ClaimRow:
+    """Runs the statement once; with a wait, as soon as no twin is at work, which must be within that time."""
+    if wait_ms:
+        waiting = {**parameters, "wait_ms": wait_ms}
+        return database.fetch_after(sql.AWAIT_TWIN, class_row(ClaimRow), statement, waiting, deadline=deadline)[0]
+    return database.fetch(class_row(ClaimRow), statement, parameters, deadline=deadline)[0]
+
+
 def _unsettled(last: Outcome | None, *, sent: bool) -> Outcome:
     """Says what is known when every run has left the answer open."""
     if sent:
         raise errors.OutcomeUnknown("the connection was lost, and the transaction on it may still be under way")
     if last is not None:
-        return last  # there was another twin each time
+        return last  # a twin that had not ended when the time was up
     raise errors.TemporarilyUnavailable("the database kept undoing the statement in favour of others")
-
-
-def _await_end(database: Database, parameters: Mapping[str, object], *, until: float) -> bool:
-    """Waits until nobody is at work under the key; returns False when that could not be seen by the time given."""
-    wait_ms = int((until - time.monotonic()) * 1000)
-    if wait_ms < 1:
-        return False
-    try:
-        database.fetch(
-            tuple_row,
-            sql.AWAIT_IN_FLIGHT,
-            {name: parameters[name] for name in ("principal", "endpoint", "key")} | {"wait_ms": wait_ms},
-            deadline=until + SLACK_SECONDS,
-        )
-    except (errors.Contended, errors.ConnectionLost, errors.TemporarilyUnavailable):
-        return False
-    return True
 
 
 def find(database: Database, scope: Scope, *, deadline: float) -> StoredResponse | None:

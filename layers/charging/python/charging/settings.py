@@ -57,9 +57,3 @@ class RelaySettings(DatabaseSettings):
     budget_seconds: int = Field(alias="RELAY_BUDGET_SECONDS", ge=0)
     poll_ms: int = Field(alias="RELAY_POLL_MS", ge=10)
     max_attempts: int = Field(alias="RELAY_MAX_ATTEMPTS", ge=1)
-
-
-class MigrateSettings(DatabaseSettings):
-    """The migrate function."""
-
-    schema_dir: str = Field(alias="SCHEMA_DIR", min_length=1)

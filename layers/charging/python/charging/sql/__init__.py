@@ -13,7 +13,7 @@ def _statement(name: str) -> bytes:
 
 
 CREATE_CHARGE = _statement("create_charge")
-AWAIT_IN_FLIGHT = _statement("await_in_flight")
+AWAIT_TWIN = _statement("await_twin")
 READ_CHARGE = _statement("read_charge")
 READ_STORED_RESPONSE = _statement("read_stored_response")
 CLAIM_EVENTS = _statement("claim_events")
