@@ -76,7 +76,8 @@ class Databases:
         # Not WITH (FORCE): it fails where it meets an autovacuum worker, which only a superuser may end. Without it
         # the server sends such a worker away by itself.
         self._admin.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s AND usename = current_user",
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = %s AND usename = current_user",
             [name],
         )
         self._admin.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))

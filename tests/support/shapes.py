@@ -53,7 +53,7 @@ def sam_local(request: Request) -> Event:
 def http_api(request: Request) -> Event:
     """HTTP API, payload 2.0: lower-case names, lines joined by commas, the stage in the path, the body in base64."""
     event = sample("charge-http-api")
-    event["requestContext"]["http"]["method"] = request.method
+    event["requestContext"]["http"] |= {"method": request.method, "path": f"/prod{request.path}"}
     event["requestContext"]["authorizer"] = (
         {} if request.principal is None else {"jwt": {"claims": {"sub": request.principal}}}
     )
