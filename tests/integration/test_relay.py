@@ -153,9 +153,28 @@ class TestPublish:
             outbox.let_pass(connection, seconds=DELAY_SECONDS)
         broker.start()
         broker.faults.refused = {event_id: Refusal("KMSDisabled", sender_fault=True)}
-        assert relay.run_once(database, topic).results == Counter(REFUSED=1)
+        outbox.write(connection)
+        assert relay.run_once(database, topic).results == Counter(REFUSED=1, PUBLISHED=1)
         row = outbox.row(connection, event_id)
         assert (row.attempts, row.refusals, row.is_failed) == (5 * MAX_ATTEMPTS + 1, 1, False)
+
+    @pytest.mark.parametrize("code", ["InvalidParameter", "KMSDisabled"])
+    def test_a_topic_that_refuses_everything_is_an_outage(
+        self, code: str, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """A misconfigured topic parks nothing, however long; once it accepts events, refusals count."""
+        connection = connect()
+        ids = outbox.write(connection, count=15)
+        broker.faults.refused = dict.fromkeys(ids, Refusal(code, sender_fault=True))
+        for _ in range(2 * MAX_ATTEMPTS):
+            assert relay.run_once(database, topic).results == Counter(POSTPONED=15)
+            outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        assert {(row.refusals, row.is_failed) for row in outbox.rows(connection)} == {(0, False)}
+        broker.faults.refused = {ids[0]: Refusal("InvalidParameter", sender_fault=True)}
+        assert relay.run_once(database, topic).results["PUBLISHED"] == 14
+        outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        relay.run_once(database, topic)
+        assert [row.is_failed for row in outbox.rows(connection) if not row.is_published] == [True]
 
     @pytest.mark.parametrize(
         "answer",

@@ -3,8 +3,9 @@
 The only module that imports the AWS SDK; the charge's path never loads it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import boto3
@@ -16,7 +17,7 @@ from charging.outbox import ClaimedEvent, Completion
 
 if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient
-    from mypy_boto3_sns.type_defs import PublishBatchRequestEntryTypeDef
+    from mypy_boto3_sns.type_defs import BatchResultErrorEntryTypeDef, PublishBatchRequestEntryTypeDef
 
 # Quotas of PublishBatch. The size is that of all bodies and attributes of a call together.
 ENTRIES_PER_CALL = 10
@@ -46,7 +47,10 @@ _ERROR_CHARACTERS = 500  # of a broker's message, as kept with the row
 
 
 class Topic:
-    """One SNS topic. `max_attempts` bounds how often an event that the broker refuses is offered again."""
+    """One SNS topic. `max_attempts` bounds how often an event that the broker refuses is offered again.
+
+    No refusal is held against an event before the topic has accepted some other one in this object's life.
+    """
 
     def __init__(self, arn: str, *, max_attempts: int) -> None:
         self.arn = arn
@@ -64,6 +68,7 @@ class Topic:
                 tcp_keepalive=True,
             ),
         )
+        self._has_accepted = False
         self._calls = ThreadPoolExecutor(CALLS_IN_FLIGHT, thread_name_prefix="publish")
 
     def publish(self, events: Sequence[ClaimedEvent]) -> Iterator[list[Completion]]:
@@ -83,6 +88,16 @@ class Topic:
             yield [completion for call in ended for completion in call.result()]
 
     def _send(self, events: Sequence[ClaimedEvent]) -> list[Completion]:
+        completions = self._offer(events)
+        if any(completion.result == "PUBLISHED" for completion in completions):
+            self._has_accepted = True
+        if self._has_accepted:
+            return completions
+        # A topic that refuses everything is misconfigured, and that is not the events' fault.
+        return [replace(completion, result="POSTPONED") for completion in completions]
+
+    def _offer(self, events: Sequence[ClaimedEvent]) -> list[Completion]:
+        """Makes one call; when it is refused as a whole for what is in it, one for each half, and so on."""
         try:
             answer = self._client.publish_batch(
                 TopicArn=self.arn, PublishBatchRequestEntries=[_entry(event) for event in events]
@@ -95,28 +110,28 @@ class Topic:
             if len(events) == 1:
                 return [Completion(events[0], "FAILED", error)]
             half = len(events) // 2
-            return self._send(events[:half]) + self._send(events[half:])
+            return self._offer(events[:half]) + self._offer(events[half:])
         # An answer that is not SNS's own, from whatever stands in between, says nothing about the events.
         except (BotoCoreError, ResponseParserError) as unreachable:
             return [Completion(event, "POSTPONED", _error(type(unreachable).__name__, "")) for event in events]
-
         accepted = {entry["Id"] for entry in answer.get("Successful", [])}
         refusals = {entry["Id"]: entry for entry in answer.get("Failed", [])}
-        completions = []
-        for event in events:
-            if str(event.id) in accepted:
-                completions.append(Completion(event, "PUBLISHED"))
-            elif refusal := refusals.get(str(event.id)):
-                error = _error(refusal["Code"], refusal.get("Message", ""))
-                if not refusal["SenderFault"]:
-                    completions.append(Completion(event, "POSTPONED", error))
-                elif refusal["Code"] in _MALFORMED or event.refusals + 1 >= self._max_attempts:
-                    completions.append(Completion(event, "FAILED", error))
-                else:
-                    completions.append(Completion(event, "REFUSED", error))
-            else:
-                completions.append(Completion(event, "POSTPONED", "SNS gave no result for this entry."))
-        return completions
+        return [self._judge(event, accepted, refusals.get(str(event.id))) for event in events]
+
+    def _judge(
+        self, event: ClaimedEvent, accepted: Collection[str], refusal: "BatchResultErrorEntryTypeDef | None"
+    ) -> Completion:
+        """Reads one entry's own result."""
+        if str(event.id) in accepted:
+            return Completion(event, "PUBLISHED")
+        if refusal is None:
+            return Completion(event, "POSTPONED", "SNS gave no result for this entry.")
+        error = _error(refusal["Code"], refusal.get("Message", ""))
+        if not refusal["SenderFault"]:
+            return Completion(event, "POSTPONED", error)
+        if refusal["Code"] in _MALFORMED or event.refusals + 1 >= self._max_attempts:
+            return Completion(event, "FAILED", error)
+        return Completion(event, "REFUSED", error)
 
 
 def _entry(event: ClaimedEvent) -> "PublishBatchRequestEntryTypeDef":
