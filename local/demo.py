@@ -6,19 +6,15 @@ looked up in the database or in the queue; the first claim that does not hold en
 
 import contextlib
 import http.client
-import http.server
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +25,10 @@ import boto3
 import psycopg
 from psycopg import sql
 
-from local import emulator, lock, stack, stopping
-from local.child import ROOT
+from local import faults, lock, stack, stopping
 from local.deploy import drain
 from local.emulator import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY
 from local.errors import StackError
-from local.postgres import DATABASE, HOST, OWNER
 from local.stack import Stack
 from local.stopping import Stopped
 
@@ -113,9 +107,7 @@ def _kill_a_relay(up: Stack, connection: psycopg.Connection[Any]) -> None:
         "A relay takes the event of that charge from the outbox and sends it to SNS. SNS accepts it; and before the",
         "relay can write that down, it is killed with SIGKILL.",
     )
-    with _killing_proxy(up) as (endpoint, victim):
-        victim.append(_start_relay(up, endpoint))
-        status = victim[0].wait(PATIENCE_SECONDS)
+    status = faults.kill_relay_after_send(up, patience=PATIENCE_SECONDS)
     _claim("the relay is dead", status == -signal.SIGKILL)
     first = _receive(up)
     _claim("the message is in the queue", len(first) == 1)
@@ -147,7 +139,7 @@ def _race_a_twin(up: Stack, connection: psycopg.Connection[Any]) -> None:
     key = uuid.uuid4()
     with ThreadPoolExecutor(2) as clients:
         _warm_up_two(up, connection, clients)
-        with _held_up(up, key):
+        with faults.request_held_up(up, key):
             first = clients.submit(_charge, up, key, 2000)
             _await("the first request", lambda: _waiting(connection) == 1)
             began = time.monotonic()
@@ -229,20 +221,6 @@ def _counts(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:
     return _count(connection, "charges"), _count(connection, "idempotency_keys"), _count(connection, "outbox")
 
 
-@contextlib.contextmanager
-def _held_up(up: Stack, key: uuid.UUID) -> Iterator[None]:
-    """Let a request with the key get as far as storing it, and no further."""
-    with psycopg.connect(up.server.url, autocommit=True) as blocker, blocker.transaction(force_rollback=True):
-        blocker.execute(
-            """
-            INSERT INTO idempotency_keys (principal, endpoint, key, fingerprint, status, expires_at)
-            VALUES ('local', 'POST /charges', %s, 'v0:demo', 'STARTED', now() + interval '1 minute')
-            """,
-            [key],
-        )
-        yield
-
-
 def _waiting(connection: psycopg.Connection[Any]) -> int:
     """How many sessions wait for a lock."""
     count: int = _rows(connection, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0]
@@ -281,65 +259,6 @@ def _receive(up: Stack) -> list[dict[str, Any]]:
 def _relay(up: Stack) -> None:
     """Run the deployed relay once."""
     _client(up, "lambda").invoke(FunctionName=up.deployment.relay_function)
-
-
-def _start_relay(up: Stack, endpoint: str) -> subprocess.Popen[bytes]:
-    """Start the relay as a process of its own, whose way to SNS leads over `endpoint`."""
-    program = "from functions.relay.handler import handler; from local.demo import Context; handler({}, Context())"
-    environment = {
-        "PATH": os.environ["PATH"],
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
-        "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
-        "DATABASE_HOST": HOST,
-        "DATABASE_PORT": str(up.server.port),
-        "DATABASE_NAME": DATABASE,
-        "DATABASE_USER": OWNER,
-        "DATABASE_PASSWORD": up.server.password,
-        "TOPIC_ARN": up.deployment.topic_arn,
-        "RELAY_BUDGET_SECONDS": "0",
-        "RELAY_POLL_MS": "250",
-        "RELAY_MAX_ATTEMPTS": "10",
-    }
-    return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-
-
-class Context:
-    """What the relay asks Lambda for."""
-
-    def get_remaining_time_in_millis(self) -> int:
-        """Enough."""
-        return 60_000
-
-
-@contextlib.contextmanager
-def _killing_proxy(up: Stack) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """Forward calls to the emulated AWS, and kill the victim as soon as the first has been accepted."""
-    victim: list[subprocess.Popen[bytes]] = []
-
-    class Proxy(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            target = http.client.HTTPConnection(emulator.HOST, up.aws.port)
-            target.request("POST", self.path, body, dict(self.headers.items()))
-            accepted = target.getresponse().status
-            target.close()
-            if accepted == http.HTTPStatus.OK:
-                victim[0].kill()
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing: the story is told elsewhere."""
-
-    with http.server.ThreadingHTTPServer((emulator.HOST, 0), Proxy) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://{emulator.HOST}:{server.server_port}", victim
-        finally:
-            server.shutdown()
-            thread.join()
-            for process in victim:
-                process.kill()
 
 
 if __name__ == "__main__":
