@@ -93,13 +93,13 @@ class Instance:
         with mock.patch.dict(os.environ, {**database_variables(database_url), **variables}):
             self.module.settings()
 
-    def invoke(self, event: object, *, seconds: float = TIMEOUT_SECONDS) -> Any:
+    def invoke(self, event: object, *, seconds: float = TIMEOUT_SECONDS, context: LambdaContext | None = None) -> Any:
         """Hands over the event as Lambda does: as JSON, which the function may do with as it likes."""
-        return self.module.handler(copy.deepcopy(event), Context(seconds))
+        return self.module.handler(copy.deepcopy(event), context or Context(seconds))
 
-    def call(self, event: Event, *, seconds: float = TIMEOUT_SECONDS) -> Answer:
+    def call(self, event: Event, *, seconds: float = TIMEOUT_SECONDS, context: LambdaContext | None = None) -> Answer:
         """Invokes a function that answers HTTP requests."""
-        raw = self.invoke(event, seconds=seconds)
+        raw = self.invoke(event, seconds=seconds, context=context)
         json.dumps(raw, allow_nan=False)  # which is how it leaves Lambda
         lines = raw.get("multiValueHeaders") or {name: [value] for name, value in raw["headers"].items()}
         assert all(len(values) == 1 for values in lines.values())
@@ -153,8 +153,8 @@ def charge_event(
 
 
 # Children are copies of one process that has the function's imports behind it: fifty start in a second or two.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["functions.charges.handler", "tests.support.invocation"])
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["functions.charges.handler", "tests.support.invocation"])
 
 
 def _serve(database_url: str, rounds: list[Event], together: Barrier, answers: Connection) -> None:
@@ -169,13 +169,13 @@ def _serve(database_url: str, rounds: list[Event], together: Barrier, answers: C
 def call_together(database_url: str, callers: list[list[Event]]) -> list[list[Answer]]:
     """Lets callers, each a process with an instance of its own, send their events in step, and returns each one's
     answers. A caller's first event only warms it up."""
-    together = _PROCESSES.Barrier(len(callers))
+    together = PROCESSES.Barrier(len(callers))
     running: list[tuple[BaseProcess, Connection]] = []
     try:
         for rounds in callers:
-            receiver, sender = _PROCESSES.Pipe(duplex=False)
+            receiver, sender = PROCESSES.Pipe(duplex=False)
             arguments = (database_url, rounds, together, sender)
-            process: BaseProcess = _PROCESSES.Process(target=_serve, args=arguments, daemon=True)
+            process: BaseProcess = PROCESSES.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             sender.close()
             running.append((process, receiver))
@@ -186,14 +186,3 @@ def call_together(database_url: str, callers: list[list[Event]]) -> list[list[An
             process.kill()
             process.join()
             receiver.close()
-
-
-def call_in_process(database_url: str, event: Event) -> BaseProcess:
-    """Starts a process that makes one call and never gets to tell its answer: it is there to be killed."""
-    process: BaseProcess = _PROCESSES.Process(target=_call, args=(database_url, event), daemon=True)
-    process.start()
-    return process
-
-
-def _call(database_url: str, event: Event) -> None:
-    Instance("charges", database_url, CHARGES).call(event)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 from unittest import mock
@@ -86,15 +87,42 @@ class Twin:
         self.roll_back()
 
 
+# What a statement is held up by when all of its rows are written: a trigger that waits for an advisory lock.
+_HOLD = 20261201
+_HOLD_UP = """
+CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql
+AS 'BEGIN PERFORM pg_advisory_xact_lock_shared({lock}); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER hold_up AFTER INSERT ON outbox {when} FOR EACH ROW EXECUTE FUNCTION hold_up()
+"""
+
+
+@contextlib.contextmanager
+def holding_up(connection: Connection, *, at_commit: bool) -> Iterator[None]:
+    """Holds charges up as long as the block lasts: within the statement, or later, when its answer stands in the
+    server's buffer and only the commit is missing."""
+    when = "DEFERRABLE INITIALLY DEFERRED" if at_commit else ""
+    connection.execute(_HOLD_UP.format(lock=_HOLD, when=when))
+    connection.execute("SELECT pg_advisory_lock(%s)", [_HOLD])
+    try:
+        yield
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", [_HOLD])
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Returns once it is so."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < end
+
+
 def until_blocked(connection: Connection, *, waiting: int = 1) -> None:
     """Returns once so many other connections to this database wait for a lock."""
-    end = time.monotonic() + PATIENCE_SECONDS
     query = (
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid() AND wait_event_type = 'Lock'"
     )
-    while connection.execute(query).fetchone() != (waiting,):
-        assert time.monotonic() < end, "nobody waits for a lock"
+    until(lambda: connection.execute(query).fetchone() == (waiting,))
 
 
 def stored_by_hand(connection: Connection, key: UUID, *, amount_cents: int = 4900) -> None:

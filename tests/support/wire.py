@@ -66,8 +66,7 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.refuse()
         self.judge = lambda _: Verdict.PASS
-        for end in list(self._sockets):
-            _reset(end)
+        self.cut()
         for thread in self._threads:
             thread.join()
 
@@ -77,6 +76,11 @@ class Wire:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def cut(self) -> None:
+        """Resets every connection that there is, on both sides."""
+        for end in list(self._sockets):
+            _reset(end)
 
     def kinds(self, sender: Sender) -> str:
         """The type bytes of all that was sent, in order."""

@@ -1,0 +1,284 @@
+"""The crash matrix: each fault at each step of a charge, the retry that follows it, and the page that tells of both.
+
+Every cell charges in a process of its own, breaks something, and retries with the same key through another instance.
+What was found has to be what docs/reliability.md says; with WRITE_RELIABILITY=1 it is written there instead.
+"""
+
+import contextlib
+import enum
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.conftest import Connect
+from tests.support.invocation import CHARGES, ROOT, TIMEOUT_SECONDS, Answer, Instance, charge_event
+from tests.support.ledger import NOTHING, ONCE, PATIENCE_SECONDS, Connection, counts, holding_up, until, until_blocked
+from tests.support.process import Process, Stop
+from tests.support.wire import Message, Sender, Verdict, Wire
+
+KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
+
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- charge crash matrix: begin -->\n", "<!-- charge crash matrix: end -->\n"
+HEADING = (
+    "| what breaks | when | the caller is told | charged by then | a retry with the same key |\n|---|---|---|---|---|\n"
+)
+WRITES = os.environ.get("WRITE_RELIABILITY") == "1"
+
+# A server that says nothing is waited for until the end of the function's time: little more than it needs to begin.
+SHORT_SECONDS = 1.8
+
+
+class Fault(enum.Enum):
+    """What breaks. The value is what the page calls it."""
+
+    KILLED = "the function's process is killed"
+    ENDED = "the database ends the connection"
+    RESET = "the connection is reset"
+    DOWN = "the connection is reset and no other can be had"
+    STOPPED = "the server process stops and stays connected"
+
+
+class Step(enum.Enum):
+    """When it breaks."""
+
+    BEFORE = "before the statement is sent"
+    RUNS = "while the statement runs"
+    COMMITS = "while the statement is committed"
+    COMMITTED = "after the commit, before the function hears of it"
+    ANSWERS = "while the function answers"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cell: what the first caller was told, what was committed by then, and what the retries were told."""
+
+    told: Answer | None
+    is_charged: bool
+    retries: list[Answer]
+
+    def row(self, fault: Fault, step: Step) -> str:
+        charged = "yes" if self.is_charged else "no"
+        *held_up, settled = [_said(retry) for retry in self.retries]
+        retried = "".join(f"{said} while the server process is stopped, then " for said in held_up) + settled
+        retried += ": the first call's charge" if self.is_charged else ": a new charge"
+        return f"| {fault.value} | {step.value} | {_said(self.told)} | {charged} | {retried} |\n"
+
+
+def _said(answer: Answer | None) -> str:
+    if answer is None:
+        return "nothing"
+    return f"{answer.status} `{answer.code}`" if answer.code else str(answer.status)
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+CELLS = [(fault, step) for fault in Fault for step in Step]
+
+
+def committed_rows() -> list[str]:
+    """The rows that the page has."""
+    section = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    return section.removeprefix(HEADING).splitlines(keepends=True)
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[tuple[Fault, Step], str]]:
+    """The rows of this run; written to the page at its end where that is wanted."""
+    rows: dict[tuple[Fault, Step], str] = {}
+    yield rows
+    if WRITES:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        section = "".join(rows[cell] for cell in CELLS)
+        PAGE.write_text(f"{before}{BEGIN}{HEADING}{section}{END}{rest.partition(END)[2]}")
+
+
+@pytest.mark.skipif(WRITES, reason="the page is being written")
+def test_the_page_has_every_cell_once_and_nothing_else() -> None:
+    """A cell that is added, renamed or taken away shows on the page."""
+    named = [tuple(row.split(" | ")[:2]) for row in committed_rows()]
+    assert named == [(f"| {fault.value}", step.value) for fault, step in CELLS], "run `make reliability`"
+
+
+# ---- the faults -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A call that is under way, and what can break around it."""
+
+    wire: Wire
+    function: Process
+    database: Connection
+    backend: int
+
+    def strike(self, fault: Fault) -> None:
+        match fault:
+            case Fault.KILLED:
+                self.function.kill()
+            case Fault.ENDED:
+                self.database.execute("SELECT pg_terminate_backend(%s, 10000)", [self.backend])
+            case Fault.RESET:
+                self.wire.cut()
+            case Fault.DOWN:
+                self.wire.refuse()
+                self.wire.cut()
+            case Fault.STOPPED:
+                os.kill(self.backend, signal.SIGSTOP)
+                until(lambda: _state(self.backend) == "T")
+
+    def until_backend_ended(self) -> None:
+        """Returns once the function's first connection is no more on the server, either."""
+        query = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+        until(lambda: self.database.execute(query, [self.backend]).fetchone() == (0,))
+
+    def stored_body(self) -> str | None:
+        row = self.database.execute("SELECT response_body FROM idempotency_keys").fetchone()
+        return None if row is None else str(row[0])
+
+
+def _state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def can_be_stopped(backend: int, database_name: str) -> bool:
+    """Whether the number is that of a server process on this machine, and of this database."""
+    with contextlib.suppress(OSError):
+        title = Path(f"/proc/{backend}/cmdline").read_text()
+        os.kill(backend, 0)
+        return title.startswith("postgres:") and database_name in title
+    return False
+
+
+def withhold(wire: Wire) -> threading.Event:
+    """Swallows the next answer of the server's, and nothing after it. The event is set when all of it is lost."""
+    lost = threading.Event()
+
+    def judge(message: Message) -> Verdict:
+        if lost.is_set() or message.sender is Sender.CLIENT:
+            return Verdict.PASS
+        if message.kind == "Z":
+            lost.set()
+        return Verdict.DROP
+
+    wire.judge = judge
+    return lost
+
+
+# ---- the cells ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fault", "step"), CELLS, ids=lambda part: part.name.lower())
+def test_after_any_crash_a_retry_ends_with_one_charge(
+    database_url: str, connect: Connect, found: dict[tuple[Fault, Step], str], fault: Fault, step: Step
+) -> None:
+    """One charge, one event, one key; the retry is given the bytes that the first call was, or would have been."""
+    database, holder = connect(), connect()
+    with Wire(database_url) as wire, Process(wire.url, charge_event(KEY)) as function, ExitStack() as lasting:
+        ((backend,),) = database.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'charging'"
+        ).fetchall()
+        if fault is Fault.STOPPED and not can_be_stopped(backend, database.info.dbname):
+            pytest.skip("the server's processes are not of this machine")
+        database.execute("TRUNCATE charges, outbox, idempotency_keys")
+        retry = Instance("charges", database_url, CHARGES)
+        lasting.callback(retry.close)
+
+        finding = crash(Scene(wire, function, database, backend), holder, retry, fault, step)
+
+        final = finding.retries[-1]
+        again = retry.call(charge_event(KEY))
+        assert (again.status, again.is_replay, again.body) == (201, True, final.body)
+        if fault not in (Fault.KILLED, Fault.DOWN):
+            # So does the instance that met the fault.
+            function.begin(charge_event(KEY))
+            assert (function.answer().body, counts(database)) == (final.body, ONCE)
+        assert counts(database) == ONCE
+        rows = database.execute("SELECT c.id::text, o.aggregate_id::text FROM charges AS c CROSS JOIN outbox AS o")
+        assert rows.fetchall() == [(final.json["id"], final.json["id"])]
+
+    found[fault, step] = finding.row(fault, step)
+    if not WRITES:
+        assert found[fault, step] in committed_rows(), "if that is meant, run `make reliability`"
+
+
+def crash(scene: Scene, holder: Connection, retry: Instance, fault: Fault, step: Step) -> Finding:
+    """Plays one cell and returns what all were told."""
+    with ExitStack() as held, ExitStack() as stopped:
+        begin(scene, holder, held, step, SHORT_SECONDS if fault is Fault.STOPPED else TIMEOUT_SECONDS)
+        if fault is Fault.STOPPED:
+            stopped.callback(os.kill, scene.backend, signal.SIGCONT)
+        scene.strike(fault)
+        if fault in (Fault.ENDED, Fault.RESET):
+            held.close()  # so that the function's second attempt is not held up, too
+        if step in (Step.BEFORE, Step.ANSWERS) and fault is not Fault.KILLED:
+            scene.function.go_on()
+        told = None if fault is Fault.KILLED else scene.function.answer()
+        if fault in (Fault.KILLED, Fault.DOWN):
+            assert not scene.function.has_answered()
+            scene.until_backend_ended()
+            held.close()
+
+        charged, body = counts(scene.database), scene.stored_body()
+        assert charged in (NOTHING, ONCE)
+        retries = [retry.call(charge_event(KEY))]
+        if fault is Fault.STOPPED:
+            # What was sent to the stopped process, or held by it, comes to its end only now.
+            stopped.close()
+            if told is not None and told.status != 201:
+                scene.until_backend_ended()
+            held.close()
+        if retries[-1].status != 201:
+            retries.append(retry.call(charge_event(KEY)))
+
+    assert_kept(told, is_charged=charged == ONCE, retries=retries)
+    assert body in (None, retries[-1].body)
+    return Finding(told, charged == ONCE, retries)
+
+
+def assert_kept(told: Answer | None, *, is_charged: bool, retries: list[Answer]) -> None:
+    """Every answer's promise is held against the rows and against the answer that settles it."""
+    *held_up, final = retries
+    assert (final.status, final.is_replay) == (201, is_charged)
+    assert all(early.json["retrySameKey"] for early in held_up)
+    if told is None:
+        return
+    if told.status == 201:
+        assert is_charged
+        assert (told.is_replay, told.body) == (False, final.body)
+        assert {**told.headers, "idempotent-replayed": "true"} == final.headers
+    else:
+        assert (told.status, told.json["retrySameKey"]) == (503, True)
+        if told.code != "outcome_unknown":
+            assert not is_charged, "the caller was told that nothing was charged"
+
+
+def begin(scene: Scene, holder: Connection, held: ExitStack, step: Step, seconds: float) -> None:
+    """Starts the call and returns when it has come to the step, and has been seen to be there."""
+    stop = {Step.BEFORE: Stop.BEFORE_THE_STATEMENT, Step.ANSWERS: Stop.BEFORE_THE_ANSWER}.get(step)
+    if step in (Step.RUNS, Step.COMMITS):
+        held.enter_context(holding_up(holder, at_commit=step is Step.COMMITS))
+    lost = withhold(scene.wire) if step is Step.COMMITTED else None
+    scene.wire.messages.clear()
+    scene.function.begin(charge_event(KEY), seconds=seconds, stop=stop)
+    match step:
+        case Step.BEFORE:
+            scene.function.until_stopped()
+            assert scene.wire.messages == []
+        case Step.RUNS | Step.COMMITS:
+            until_blocked(scene.database)
+            assert scene.wire.kinds(Sender.SERVER) == ""
+        case Step.COMMITTED:
+            assert lost is not None
+            assert lost.wait(PATIENCE_SECONDS)
+        case Step.ANSWERS:
+            assert '"created"' in scene.function.until_stopped()
+            assert scene.wire.kinds(Sender.SERVER).endswith("Z")
+    assert counts(scene.database) == (ONCE if step in (Step.COMMITTED, Step.ANSWERS) else NOTHING)
