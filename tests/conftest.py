@@ -6,8 +6,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from tests.support.database import Databases, databases
+
+# A machine that is busy with something else is no finding; what a failure was is.
+settings.register_profile("charging", deadline=None, print_blob=True)
+settings.load_profile("charging")
 
 type Connect = Callable[[], psycopg.Connection[tuple[Any, ...]]]
 
