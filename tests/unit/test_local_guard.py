@@ -77,10 +77,11 @@ def test_stopping_asks_first(child: Start, pipe: tuple[int, int]) -> None:
     """A child that ends when asked is not killed, and its status is its own."""
     reader, writer = pipe
     polite = child(
-        "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "import os, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         "os.write(int(sys.argv[1]), b'.')\n"
-        "time.sleep(3600)",
+        "signal.sigwait([signal.SIGTERM])\n"
+        "sys.exit(7)",
         str(writer),
         keep=[writer],
         grace=SECONDS,
