@@ -52,6 +52,7 @@ def create_charge() -> Response[str]:
         charges.ENDPOINT,
         contract.idempotency_key(gateway.header_lines(request, "Idempotency-Key")),
     )
+    app.append_context(scope=scope)  # type: ignore[no-untyped-call]
     contract.require_json(gateway.header_lines(request, "Content-Type"))
     command = contract.parse(ChargeCommand, gateway.body(request))
     outcome = charges.create(
@@ -128,12 +129,18 @@ def refuse(error: Exception) -> Response[str]:
     """Answers for whatever was raised."""
     refused = problem.of(error)
     logger = telemetry.logger("charges")
-    if refused.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error(refused.code, exc_info=error)
+    scope: Scope | None = app.context.get("scope")
+    found: dict[str, object] = {
+        "request_id": app.lambda_context.aws_request_id,
+        "idempotency_key": str(scope.key) if scope else None,
+    }
+    if refused.status == HTTPStatus.INTERNAL_SERVER_ERROR or isinstance(error, errors.DatabaseFault):
+        logger.error(refused.code, exc_info=error, extra=found)
     elif refused.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        logger.warning(refused.code, reason=str(error), cause=str(error.__cause__))
+        why = {"reason": str(error), "cause": str(error.__cause__)}
+        logger.warning(refused.code, extra=found | why)
     else:
-        logger.info(refused.code)  # without the reason, which quotes what the caller sent
+        logger.info(refused.code, extra=found)  # without the reason, which quotes what the caller sent
     return refusal(refused)
 
 

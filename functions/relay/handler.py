@@ -42,10 +42,13 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     except Exception:
         telemetry.logger("relay").exception("relay_run_failed")
         raise
-    published = run.results["PUBLISHED"]
-    telemetry.emit(
-        "Count", {"EventsPublished": published, "PublishErrors": run.claimed - published}, destination=topic().name
-    )
-    summary: dict[str, Any] = {"claimed": run.claimed, "results": dict(run.results), "leases_lost": run.leases_lost}
+    published, returned = run.results["PUBLISHED"], run.results["RETURNED"]
+    counts = {
+        "EventsPublished": published,
+        "PublishErrors": run.claimed - published - returned,
+        "lease_lost": run.lease_lost,
+    }
+    telemetry.emit("Count", counts, destination=topic().name)
+    summary: dict[str, Any] = {"claimed": run.claimed, "results": dict(run.results), "lease_lost": run.lease_lost}
     telemetry.logger("relay").info("relay_run", **summary)
     return summary

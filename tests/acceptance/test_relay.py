@@ -24,7 +24,7 @@ SECONDS = 30.0
 RELAY = """
 from functions.relay.handler import handler
 from tests.support.invocation import Context, sample
-handler(sample("relay-schedule"), Context())
+handler(sample("relay-schedule"), Context(300))
 """
 
 
@@ -55,7 +55,7 @@ def relay(
 def test_a_run_takes_events_to_the_queue(relay: Invoke, connect: Connect, broker: Broker) -> None:
     """Started by the scheduler, it returns what the run came to."""
     ids = outbox.write(connect(), count=12)
-    assert relay(sample("relay-schedule")) == {"claimed": 12, "results": {"PUBLISHED": 12}, "leases_lost": 0}
+    assert relay(sample("relay-schedule")) == {"claimed": 12, "results": {"PUBLISHED": 12}, "lease_lost": 0}
     assert Counter(message.attributes["outboxId"] for message in broker.receive()) == Counter(map(str, ids))
 
 
@@ -70,7 +70,7 @@ def test_a_run_counts_what_it_published_and_what_it_could_not(
     }
     relay(sample("relay-schedule"))
     assert deployment.metrics(capsys.readouterr().out) == [
-        ({"EventsPublished": 8, "PublishErrors": 2}, {"destination": "charge-events"})
+        ({"EventsPublished": 8, "PublishErrors": 2, "lease_lost": 0}, {"destination": "charge-events"})
     ]
 
 
@@ -79,7 +79,7 @@ def test_a_run_without_work_counts_nothing_and_says_so(relay: Invoke, capsys: py
     relay(sample("relay-schedule"))
     output = capsys.readouterr().out
     assert deployment.metrics(output) == [
-        ({"EventsPublished": 0, "PublishErrors": 0}, {"destination": "charge-events"})
+        ({"EventsPublished": 0, "PublishErrors": 0, "lease_lost": 0}, {"destination": "charge-events"})
     ]
     [line] = deployment.logs(output)
     assert (line["level"], line["message"], line["claimed"]) == ("INFO", "relay_run", 0)

@@ -221,8 +221,31 @@ def test_a_charge_fails_as_a_whole(warm: tuple[Instance, Wire], connect: Connect
     """Whichever of the tables refuses its row, none of the three has one, and nothing is left in the way."""
     instance, operator = warm[0], connect()
     operator.execute(f"ALTER TABLE {table} ADD CONSTRAINT refused CHECK (false) NOT VALID")
-    assert instance.call(charge_event(KEY)).status == 500
+    assert instance.call(charge_event(KEY)).code == "temporarily_unavailable"
     assert counts(operator) == ONCE  # the one before
     operator.execute(f"ALTER TABLE {table} DROP CONSTRAINT refused")
     answer = instance.call(charge_event(KEY))
     assert (answer.status, answer.is_replay) == (201, False)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "constraint"),
+    [
+        ("response_body", "x" * 8193, "idempotency_keys_body_has_at_most_8_kib"),
+        ("response_headers", '{"Set-Cookie": "a=b"}', "idempotency_keys_stores_allowed_headers_only"),
+        ("response_body", None, "idempotency_keys_completed_has_a_response"),
+        ("fingerprint", "deadbeef", "idempotency_keys_fingerprint_has_a_version"),
+    ],
+)
+def test_the_table_itself_keeps_what_may_be_replayed(
+    connect: Connect, database_url: str, column: str, value: str | None, constraint: str
+) -> None:
+    """No writer, ours or another, can store a response that is too large, or a header that is some caller's own."""
+    operator = connect()
+    database = Database(settings(database_url))
+    charge(database, KEY)
+    database.close()
+    change = psycopg.sql.SQL("UPDATE idempotency_keys SET {} = %s").format(psycopg.sql.Identifier(column))
+    with pytest.raises(psycopg.errors.CheckViolation) as refused:
+        operator.execute(change, [value])
+    assert refused.value.diag.constraint_name == constraint

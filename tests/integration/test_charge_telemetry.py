@@ -109,9 +109,9 @@ def test_a_fault_of_ours_is_logged_without_the_row(database_url: str, connect: C
     """The server's message for a refused row quotes it in full; the log has what went wrong, and where."""
     connect().execute(f"ALTER TABLE {table} ADD CONSTRAINT refused_here CHECK (false) NOT VALID")
     statuses, lines = run(database_url, charge())
-    assert statuses == [500]
+    assert statuses == [503]
     (line,) = lines
-    assert (line["level"], line["message"]) == ("ERROR", "internal_error")
+    assert (line["level"], line["message"]) == ("ERROR", "temporarily_unavailable")
     assert "refused_here" in json.dumps(line)
     assert_nothing_personal(lines)
 

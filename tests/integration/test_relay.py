@@ -17,7 +17,7 @@ from charging.contract import ChargeCommand
 from charging.database import Database
 from charging.idempotency import Scope
 from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS, SWEEP_SECONDS
-from charging.topic import Topic
+from charging.topic import BYTES_PER_CALL, CALLS_IN_FLIGHT, Topic
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
 from tests.support.sns import Answer, Broker, Entry, Refusal
@@ -158,19 +158,24 @@ class TestPublish:
         row = outbox.row(connection, event_id)
         assert (row.attempts, row.refusals, row.is_failed) == (5 * MAX_ATTEMPTS + 1, 1, False)
 
-    @pytest.mark.parametrize("code", ["InvalidParameter", "KMSDisabled"])
-    def test_a_topic_that_refuses_everything_is_an_outage(
-        self, code: str, connect: Connect, database: Database, topic: Topic, broker: Broker
+    def test_a_topic_that_refuses_every_call_is_an_outage(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
     ) -> None:
-        """A misconfigured topic parks nothing, however long; once it accepts events, refusals count."""
+        """A misconfigured topic parks nothing, however long; once it accepts events, the refused one is parked."""
         connection = connect()
         ids = outbox.write(connection, count=15)
-        broker.faults.refused = dict.fromkeys(ids, Refusal(code, sender_fault=True))
+        culprits = set(ids)
+
+        def refuse(entries: list[Entry]) -> Answer | None:
+            guilty = not culprits.isdisjoint(entry.id for entry in entries)
+            return Answer.error(400, "InvalidParameter", "not like that") if guilty else None
+
+        broker.faults.intercept = refuse
         for _ in range(2 * MAX_ATTEMPTS):
             assert relay.run_once(database, topic).results == Counter(POSTPONED=15)
             outbox.let_pass(connection, seconds=DELAY_SECONDS)
         assert {(row.refusals, row.is_failed) for row in outbox.rows(connection)} == {(0, False)}
-        broker.faults.refused = {ids[0]: Refusal("InvalidParameter", sender_fault=True)}
+        culprits.intersection_update(ids[:1])
         assert relay.run_once(database, topic).results["PUBLISHED"] == 14
         outbox.let_pass(connection, seconds=DELAY_SECONDS)
         relay.run_once(database, topic)
@@ -266,6 +271,18 @@ class TestPublish:
         assert len(broker.receive()) == 9
         # 10, then halves: a culprit among ten costs at most 4 levels of two calls each.
         assert len(broker.calls) <= 1 + 2 * 4
+
+    def test_what_does_not_fit_into_a_sweep_is_given_back(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Events so large that each needs a call of its own: as many as can be in flight are sent, the rest is due."""
+        connection = connect()
+        ids = outbox.write(connection, *["x" * (BYTES_PER_CALL - 1000)] * (CALLS_IN_FLIGHT + 2))
+        broker.faults.delivers = False
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=CALLS_IN_FLIGHT, RETURNED=2)
+        left = [row for row in outbox.rows(connection, ids) if not row.is_published]
+        assert [(row.refusals, row.last_error, row.due_in_seconds <= 0) for row in left] == [(0, None, True)] * 2
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=2)
 
     def test_large_events_are_packed_by_their_bytes(
         self, connect: Connect, database: Database, topic: Topic, broker: Broker
@@ -388,7 +405,7 @@ class TestSend:
 
             broker.faults.intercept = outlast
             sweep = relay.run_once(database, topic)
-        assert sweep.leases_lost == 10
+        assert sweep.lease_lost == 10
         assert {row.attempts for row in outbox.rows(connection)} == {2}
 
 
@@ -657,7 +674,7 @@ class TestRun:
             runs.append(drain(database))
             twin.join()
         assert sum(run.results["PUBLISHED"] for run in runs) == len(ids)
-        assert sum(run.leases_lost for run in runs) == 0
+        assert sum(run.lease_lost for run in runs) == 0
         assert sorted(broker.sent) == sorted(ids)
 
 

@@ -13,7 +13,8 @@ from charging.problem import Problem
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "problems.md"
 TEMPLATE = Path(__file__).parents[2] / "template.yaml"
-ALL = [*problem.PROBLEMS.values(), problem.INTERNAL]
+# Two errors may be one problem to the caller.
+ALL = list({one.code: one for one in [*problem.PROBLEMS.values(), problem.INTERNAL]}.values())
 CODES = [one.code for one in ALL]
 
 # The contract's table: code, status, whether the same request with the same key is worth sending again.

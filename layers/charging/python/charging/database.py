@@ -25,6 +25,10 @@ KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVES = 2
 UNACKNOWLEDGED_MILLISECONDS = 5_000
 
+# The server lets no transaction run longer than 8 s. One that says nothing for longer than this is gone, though its
+# end of the connection may still stand.
+SILENCE_SECONDS = 10.0
+
 # What the server says when it has undone a statement for a reason that lies in the moment. Class 08 and the
 # 57P codes also end the connection; 25006 is a former primary that has become a standby.
 _CONTENDED = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable)
@@ -62,8 +66,8 @@ def connect(settings: DatabaseSettings) -> _Connection:
             application_name="charging",
             autocommit=True,
             # Prepare at the first execution: it costs the connection one round trip, once, and saves every
-            # later call the planning.
-            prepare_threshold=0,
+            # later call the planning. Not behind RDS Proxy, where it would pin the connection to this function.
+            prepare_threshold=None if ".proxy-" in settings.host else 0,
             keepalives_idle=KEEPALIVE_SECONDS,
             keepalives_interval=KEEPALIVE_INTERVAL_SECONDS,
             keepalives_count=KEEPALIVES,
@@ -76,7 +80,8 @@ def connect(settings: DatabaseSettings) -> _Connection:
 class Database:
     """The function's way to its database: a single connection in autocommit, one caller at a time.
 
-    Deadlines are `time.monotonic()` seconds; None waits as long as the server's own limits let a statement run.
+    Deadlines are `time.monotonic()` seconds; None waits a little longer than the server's own limits let a
+    transaction run.
     """
 
     def __init__(self, settings: DatabaseSettings) -> None:
@@ -163,7 +168,7 @@ class Database:
     @contextmanager
     def _translating(self, connection: _Connection, deadline: float | None) -> Iterator[None]:
         """Turns psycopg's errors into this package's, and drops a connection that is of no more use."""
-        connection.deadline = deadline
+        connection.deadline = time.monotonic() + SILENCE_SECONDS if deadline is None else deadline
         try:
             yield
         except _CONTENDED as contended:

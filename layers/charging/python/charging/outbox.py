@@ -48,7 +48,7 @@ class ClaimedEvent:
     refusals: int
 
 
-type Result = Literal["PUBLISHED", "REFUSED", "FAILED", "POSTPONED"]
+type Result = Literal["PUBLISHED", "REFUSED", "FAILED", "POSTPONED", "RETURNED"]
 
 
 @dataclass(frozen=True, slots=True)

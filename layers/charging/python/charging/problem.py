@@ -25,6 +25,15 @@ class Problem:
     violations: tuple[errors.Violation, ...] = ()
 
 
+_UNAVAILABLE = Problem(
+    503,
+    "temporarily_unavailable",
+    "The service cannot answer at the moment",
+    "Nothing was charged. Wait as long as Retry-After says and send the same request with the same key again.",
+    retry_same_key=True,
+    retry_after=1,
+)
+
 PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
     errors.KeyMissing: Problem(
         400,
@@ -91,14 +100,9 @@ PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
         "This key was used for a different body. Use a new key for a new charge, or send the first body again.",
         retry_same_key=False,
     ),
-    errors.TemporarilyUnavailable: Problem(
-        503,
-        "temporarily_unavailable",
-        "The service cannot answer at the moment",
-        "Nothing was charged. Wait as long as Retry-After says and send the same request with the same key again.",
-        retry_same_key=True,
-        retry_after=1,
-    ),
+    errors.TemporarilyUnavailable: _UNAVAILABLE,
+    # To the caller the same: a schema that a deployment has not brought yet, say, is there a minute later.
+    errors.DatabaseFault: _UNAVAILABLE,
     errors.OutcomeUnknown: Problem(
         503,
         "outcome_unknown",

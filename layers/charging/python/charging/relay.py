@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from charging import outbox
-from charging.database import Database
+from charging.database import SILENCE_SECONDS, Database
 from charging.topic import CALL_SECONDS, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Topic
 
 # As many as can be in flight at once, so that the last event of a claim is sent as soon as the first.
 EVENTS_PER_SWEEP = CALLS_IN_FLIGHT * ENTRIES_PER_CALL
-# The worst sweep: a whole call timing out.
-SWEEP_SECONDS = CALL_SECONDS
-# A lease outlives the worst sweep several times over, since one that ends early sends its events twice. It is
-# also how long the events of a relay that died have to wait.
+# The worst sweep: the claim and the marking each at the end of the database's patience, a call at the end of SNS's.
+SWEEP_SECONDS = CALL_SECONDS + 2 * SILENCE_SECONDS
+# A lease outlives the sending and the marking, since one that ends early sends its events twice. It is also how long
+# the events of a relay that died have to wait.
 LEASE_SECONDS = 30
 # While the broker takes nothing at all, a sweep follows only after a pause, so that the backlog is not
 # claimed over and over. It doubles from a second to this.
@@ -26,7 +26,7 @@ class Sweep:
     """What one claim came to: how many events had which result, and how many leases had been lost."""
 
     results: Counter[str] = field(default_factory=Counter)
-    leases_lost: int = 0
+    lease_lost: int = 0
 
     @property
     def claimed(self) -> int:
@@ -39,7 +39,7 @@ class Sweep:
         return self.claimed > 0 and self.results["POSTPONED"] == self.claimed
 
     def __add__(self, other: "Sweep") -> "Sweep":
-        return Sweep(self.results + other.results, self.leases_lost + other.leases_lost)
+        return Sweep(self.results + other.results, self.lease_lost + other.lease_lost)
 
 
 def run_once(database: Database, topic: Topic) -> Sweep:

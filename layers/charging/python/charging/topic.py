@@ -27,8 +27,8 @@ BYTES_PER_CALL = 256 * 1024
 CALLS_IN_FLIGHT = 10
 CONNECT_SECONDS = 2
 READ_SECONDS = 5
-# The worst that one call can take. A call that is refused as a whole is halved, and each half is a call again;
-# the lease allows for that.
+# The worst that one call can take. A call that is refused as a whole is halved, and each half is a call again; but a
+# refusal is an answer, and comes in milliseconds.
 CALL_SECONDS = CONNECT_SECONDS + READ_SECONDS
 
 # Faults in what was sent: with a whole call, one of its entries; with an entry, that very event, for good.
@@ -49,7 +49,7 @@ _ERROR_CHARACTERS = 500  # of a broker's message, as kept with the row
 class Topic:
     """One SNS topic. `max_attempts` bounds how often an event that the broker refuses is offered again.
 
-    No refusal is held against an event before the topic has accepted some other one in this object's life.
+    The refusal of a whole call is held against the one event in it only when the topic has accepted some other event.
     """
 
     def __init__(self, arn: str, *, max_attempts: int) -> None:
@@ -74,7 +74,8 @@ class Topic:
     def publish(self, events: Sequence[ClaimedEvent]) -> Iterator[list[Completion]]:
         """Sends the events and yields their results as the calls end, every event's exactly once.
 
-        Never raises for what the broker or the network do: that is a result too.
+        Sends as much as can be in flight at once, so that no event waits for another's call to end, and returns the
+        rest. Never raises for what the broker or the network do: that is a result too.
         """
         calls, oversized = _pack(events)
         if oversized:
@@ -82,22 +83,27 @@ class Topic:
                 Completion(event, "FAILED", f"The event is larger than the {BYTES_PER_CALL} bytes that SNS accepts.")
                 for event in oversized
             ]
-        pending = {self._calls.submit(self._send, call) for call in calls}
+        if returned := [event for call in calls[CALLS_IN_FLIGHT:] for event in call]:
+            yield [Completion(event, "RETURNED") for event in returned]
+        pending = {self._calls.submit(self._send, call) for call in calls[:CALLS_IN_FLIGHT]}
         while pending:
             ended, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield [completion for call in ended for completion in call.result()]
 
     def _send(self, events: Sequence[ClaimedEvent]) -> list[Completion]:
-        completions = self._offer(events)
+        completions, suspects = self._offer(events)
         if any(completion.result == "PUBLISHED" for completion in completions):
             self._has_accepted = True
-        if self._has_accepted:
-            return completions
-        # A topic that refuses everything is misconfigured, and that is not the events' fault.
-        return [replace(completion, result="POSTPONED") for completion in completions]
+        if not self._has_accepted:
+            # A topic that refuses every call is misconfigured, and that is not the events' fault.
+            suspects = [replace(suspect, result="POSTPONED") for suspect in suspects]
+        return completions + suspects
 
-    def _offer(self, events: Sequence[ClaimedEvent]) -> list[Completion]:
-        """Makes one call; when it is refused as a whole for what is in it, one for each half, and so on."""
+    def _offer(self, events: Sequence[ClaimedEvent]) -> tuple[list[Completion], list[Completion]]:
+        """Makes one call; when it is refused as a whole for what is in it, one for each half, and so on.
+
+        Returns the entries' own results, and apart from them the events that were refused when they were alone.
+        """
         try:
             answer = self._client.publish_batch(
                 TopicArn=self.arn, PublishBatchRequestEntries=[_entry(event) for event in events]
@@ -106,17 +112,18 @@ class Topic:
             code = refused.response["Error"]["Code"]
             error = _error(code, refused.response["Error"].get("Message", ""))
             if code not in _MALFORMED:
-                return [Completion(event, "POSTPONED", error) for event in events]
+                return [Completion(event, "POSTPONED", error) for event in events], []
             if len(events) == 1:
-                return [Completion(events[0], "FAILED", error)]
+                return [], [Completion(events[0], "FAILED", error)]
             half = len(events) // 2
-            return self._offer(events[:half]) + self._offer(events[half:])
+            first, second = self._offer(events[:half]), self._offer(events[half:])
+            return first[0] + second[0], first[1] + second[1]
         # An answer that is not SNS's own, from whatever stands in between, says nothing about the events.
         except (BotoCoreError, ResponseParserError) as unreachable:
-            return [Completion(event, "POSTPONED", _error(type(unreachable).__name__, "")) for event in events]
+            return [Completion(event, "POSTPONED", _error(type(unreachable).__name__, "")) for event in events], []
         accepted = {entry["Id"] for entry in answer.get("Successful", [])}
         refusals = {entry["Id"]: entry for entry in answer.get("Failed", [])}
-        return [self._judge(event, accepted, refusals.get(str(event.id))) for event in events]
+        return [self._judge(event, accepted, refusals.get(str(event.id))) for event in events], []
 
     def _judge(
         self, event: ClaimedEvent, accepted: Collection[str], refusal: "BatchResultErrorEntryTypeDef | None"

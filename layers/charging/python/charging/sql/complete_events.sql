@@ -5,6 +5,7 @@
 --   REFUSED    the broker refused this very event: due again later, the refusal counted
 --   FAILED     parked with its error until an operator decides
 --   POSTPONED  the broker could not be reached or was overloaded: due again later, nothing held against it
+--   RETURNED   not sent, since the claim held more calls than fit into one sweep: due again at once
 --
 -- The delay before the next attempt doubles from 1 second to 60 at most, so that events flow within a minute
 -- of an outage's end, and is spread over its upper half, so that they do not all come back in one instant.
@@ -23,7 +24,7 @@ SET published_at = CASE WHEN outcome = 'PUBLISHED' THEN now() END,
             THEN now() + make_interval(secs => least(60, 2 ^ least(outbox.attempts - 1, 6)) * (0.5 + random() / 2))
         ELSE now()
     END,
-    last_error = error
+    last_error = CASE WHEN outcome = 'RETURNED' THEN last_error ELSE error END
 FROM result
 WHERE outbox.id = result.id
   AND outbox.attempts = result.attempts
