@@ -11,12 +11,13 @@ import psycopg
 import pytest
 from psycopg import sql as composing
 
-from charging import outbox, sql
+from charging import errors, outbox, sql
 from charging.database import Database
 from charging.outbox import ClaimedEvent, Completion
 from tests.conftest import Connect
 from tests.support import deployment
 from tests.support import outbox as table
+from tests.support.wire import Sender, Wire, silent
 
 LEASE_SECONDS = 30.0
 HOURS = 3600
@@ -358,3 +359,15 @@ class TestMeasure:
         measured = outbox.measure(database)
         assert measured.oldest_age_seconds == pytest.approx(2 * HOURS, abs=10)
         assert (measured.pending, measured.failed) == (2, 1)
+
+
+def test_a_server_that_falls_silent_is_given_up(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay, a monitor or a subscriber ends its run with an error, rather than wait for a server that is gone."""
+    monkeypatch.setattr("charging.database.SILENCE_SECONDS", 2.5)
+    with Wire(database_url) as wire, deployment.database(wire.url) as database:
+        outbox.claim(database, limit=1, lease_seconds=LEASE_SECONDS)
+        wire.judge = silent([Sender.SERVER])
+        began = time.monotonic()
+        with pytest.raises(errors.ConnectionLost):
+            outbox.claim(database, limit=1, lease_seconds=LEASE_SECONDS)
+        assert 2.5 <= time.monotonic() - began < 10

@@ -1,7 +1,7 @@
 """What can go wrong, named once; what it is called over HTTP is the business of `problem`.
 
 ChargingError
-├── Refused                     the request is at fault; nothing was opened or stored
+├── Refused                     the request is at fault; nothing was stored
 │   ├── Unauthenticated         no principal in the gateway's request context
 │   ├── KeyMissing              no Idempotency-Key
 │   ├── KeyInvalid              an Idempotency-Key outside the grammar, or more than one
