@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 SAM_VENV := .venv-sam
 # sam build wants exactly python3.13 on PATH: the environment of the SAM CLI has it.
 WITH_SAM := PATH="$(CURDIR)/$(SAM_VENV)/bin:$$PATH"
-SAM_CLI_TELEMETRY := 0
-export SAM_CLI_TELEMETRY
+export SAM_CLI_TELEMETRY := 0
+# Where it keeps notes of its own: here, and not in the home of whoever runs it.
+export __SAM_CLI_APP_DIR := $(CURDIR)/.aws-sam/sam
 
 # What static checks read. Each folder joins by existing.
 PACKAGE := layers/charging/python
@@ -85,8 +86,12 @@ lock: $(VENV)/installed ## Regenerate the pinned requirements (UPGRADE=--upgrade
 build: $(SAM_VENV)/installed ## Build what is deployed (sam build)
 	$(WITH_SAM) sam build
 
+# Any interpreter will do: it asks for no package. First of all, since it refuses while a stack runs in LOCAL_DIR.
 clean: ## Remove the artifacts, the embedded stack's database, and caches
-	rm -rf .aws-sam .local .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@for python in $(BIN)/python '$(PYTHON)' python3; do \
+		"$$python" -c '' 2>/dev/null && exec "$$python" -m local clean; \
+	done; $(no_python)
+	rm -rf .aws-sam .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find functions layers local tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- environments, made on first use and again when their pinned files change -------------------------------------

@@ -77,8 +77,11 @@ def deploy(emulator: Emulator, server: Server, *, relays: bool) -> Deployment:
     )
 
 
-def drain(emulator: Emulator, deployment: Deployment) -> None:
-    """Wait, for a moment at most, until the subscriber has taken what was published: the emulator forgets the rest."""
+def drain(emulator: Emulator, deployment: Deployment) -> bool:
+    """Wait, for a moment at most, until the subscriber has taken what was published: the emulator forgets the rest.
+
+    False where something is still in the subscriber's queue, or with the subscriber.
+    """
     sqs = _session().client("sqs", endpoint_url=emulator.url)
     deadline = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < deadline:
@@ -87,8 +90,9 @@ def drain(emulator: Emulator, deployment: Deployment) -> None:
             AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
         )["Attributes"]
         if not any(map(int, counts.values())):
-            return
+            return True
         time.sleep(0.05)
+    return False
 
 
 def _session() -> boto3.Session:

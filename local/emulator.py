@@ -51,17 +51,23 @@ class Emulator:
 
 
 def available(port: int) -> int:
-    """The port, or a free one for 0. Raises StackError where another process listens on it."""
+    """The port, or a free one for 0. Raises StackError where another process listens on it, or this account may not."""
     with socket.socket() as probe:
         # As the emulator will: connections of an earlier run that still linger are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
+        except PermissionError as error:
+            raise StackError(
+                f"Port {port} cannot be listened on from this account: {error.strerror}.",
+                means="The emulated AWS cannot start there. Most systems keep the ports below 1024 for root.",
+                remedy="choose a higher port: make run PORT=4566 (0 finds a free one).",
+            ) from error
         except OSError as error:
             raise StackError(
                 f"Port {port} is not free: {error.strerror}.",
                 means="The emulated AWS cannot listen there; another program does, or an embedded stack elsewhere.",
-                remedy=f"stop that program, or choose another port: make run PORT={port + 1} (0 finds a free one).",
+                remedy="stop that program, or let a free port be found: make run PORT=0.",
             ) from error
         chosen: int = probe.getsockname()[1]
         return chosen

@@ -1,6 +1,8 @@
 """The folder of a run, and the file in it that tells other programs where the running stack is."""
 
 import os
+import shlex
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +13,30 @@ from local.errors import StackError
 def folder() -> Path:
     """Where the embedded stack keeps everything: LOCAL_DIR, or .local in the repository."""
     return ROOT / (os.environ.get("LOCAL_DIR") or ".local")
+
+
+def create() -> Path:
+    """The folder, made where it is not there yet. Raises StackError where nothing can be kept in it."""
+    given = folder()
+    try:
+        given.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What an ordinary user may not write, or a file system that is mounted read-only.
+        with tempfile.TemporaryFile(dir=given):
+            pass
+    except OSError as error:
+        reason = "It is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise StackError(
+            f"The folder {given} cannot be used: {reason}.",
+            means="The embedded stack has nowhere to keep its database.",
+            remedy="name a folder that you can write, or that can be made: make run LOCAL_DIR=/another/folder.",
+        ) from error
+    return given
+
+
+def command(target: str) -> str:
+    """What to type, to make the target on this very folder."""
+    given = os.environ.get("LOCAL_DIR")
+    return f"make {target} LOCAL_DIR={shlex.quote(given)}" if given else f"make {target}"
 
 
 def path() -> Path:
@@ -28,14 +54,14 @@ def write(values: Mapping[str, str]) -> None:
 
 
 def read() -> Mapping[str, str]:
-    """What the file says. Raises StackError where there is none."""
+    """What the file says. Raises StackError where there is none, or none that this account may read."""
     try:
         lines = path().read_text().splitlines()
-    except FileNotFoundError as error:
+    except OSError as error:
         raise StackError(
-            f"{path()} is not there.",
+            f"{path()} cannot be read: {error.strerror}.",
             means="The embedded stack does not run, or runs with another LOCAL_DIR, or is not up yet.",
-            remedy="start it with `make run`, in another terminal, and wait until it says that it is up.",
+            remedy=f"start it with `{command('run')}`, in another terminal, and wait until it says that it is up.",
         ) from error
     return dict(line.split("=", 1) for line in lines)
 

@@ -1,33 +1,30 @@
-"""The events that arrive in the running stack's queue, for a person: ``python -m local.events``, until Ctrl-C."""
+"""The events that arrive in the running stack's queue, for a person: ``python -m local events``, until Ctrl-C."""
 
+import contextlib
+import io
 import json
 import sys
-from typing import NoReturn
 
 import boto3
-import botocore.exceptions
+from botocore import exceptions
+from botocore.config import Config
 
-from local import environment, stopping
+from local import environment
 from local.errors import StackError
-from local.stopping import Stopped
+
+WAIT_SECONDS = 20
+# A stack that has stopped is not waited for: no second attempt. What answers does so right after the wait.
+CONFIG = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=WAIT_SECONDS + 10)
+
+# Nothing listens any more, or the emulated AWS of a later stack does, which has other queues.
+GONE = (exceptions.HTTPClientError, exceptions.ClientError)
 
 
 def main() -> int:
-    """Print each message, and delete it. 0 when stopped by Ctrl-C, 1 where no stack answers."""
-    stopping.listen()
-    try:
-        _follow()
-    except Stopped:
-        return 0
-    except StackError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except botocore.exceptions.BotoCoreError as error:
-        print(f"The embedded stack does not answer any more: {error}", file=sys.stderr)
-        return 1
-
-
-def _follow() -> NoReturn:
+    """Print each message, and delete it; 0 when the stack has stopped. Raises StackError where none answers."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that lacks a character, or a message that has half a one, must not end it.
+        sys.stdout.reconfigure(errors="backslashreplace")
     stack = environment.read()
     sqs = boto3.client(
         "sqs",
@@ -35,25 +32,37 @@ def _follow() -> NoReturn:
         region_name=stack["AWS_REGION"],
         aws_access_key_id=stack["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=stack["AWS_SECRET_ACCESS_KEY"],
+        config=CONFIG,
     )
     queue = stack["QUEUE_URL"]
+    try:
+        sqs.get_queue_attributes(QueueUrl=queue)
+    except GONE as error:
+        raise StackError(
+            f"The embedded stack that {environment.path()} tells of does not answer: {error}",
+            means="It was killed, and the file is left over.",
+            remedy=f"start it again with `{environment.command('run')}`, in another terminal.",
+        ) from error
     print("Events, as they arrive (Ctrl-C ends this):", flush=True)
-    while True:
-        received = sqs.receive_message(
-            QueueUrl=queue, MaxNumberOfMessages=10, WaitTimeSeconds=20, MessageAttributeNames=["All"]
-        )
-        for message in received.get("Messages", []):
-            attributes = {name: value["StringValue"] for name, value in message.get("MessageAttributes", {}).items()}
-            print(f"\n{json.dumps(attributes)}\n{_legible(message['Body'])}", flush=True)
-            sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+    with contextlib.suppress(*GONE):
+        while True:
+            received = sqs.receive_message(
+                QueueUrl=queue, MaxNumberOfMessages=10, WaitTimeSeconds=WAIT_SECONDS, MessageAttributeNames=["All"]
+            )
+            for message in received.get("Messages", []):
+                attributes = {name: one["StringValue"] for name, one in message.get("MessageAttributes", {}).items()}
+                print(f"\nmessage attributes: {_json(attributes)}\n{_legible(message['Body'])}", flush=True)
+                sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+    print("\nThe embedded stack has stopped.", flush=True)
+    return 0
 
 
 def _legible(body: str) -> str:
     try:
-        return json.dumps(json.loads(body), indent=2)
+        return _json(json.loads(body), indent=2)
     except ValueError:
         return body
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _json(content: object, indent: int | None = None) -> str:
+    return json.dumps(content, indent=indent, ensure_ascii=False)

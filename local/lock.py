@@ -13,11 +13,24 @@ from local.errors import StackError
 PATIENCE_SECONDS = 10.0
 
 
+class InUse(StackError):
+    """Another process has the folder."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(
+            f"{folder} is in use by process {holder or 'unknown'}.",
+            means="The embedded stack runs there already; two on one database would destroy it.",
+            remedy="stop that process (Ctrl-C where it runs), or start another stack beside it, in a folder and on a "
+            "port of its own: make run LOCAL_DIR=/another/folder PORT=0.",
+        )
+        self.holder = holder
+
+
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[int]:
     """Hold the lock; yields its descriptor, which a child can keep open to hold it too.
 
-    Raises StackError when another process still has it after ten seconds.
+    Raises InUse when another process has it, and that process lives or ten seconds have passed.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -38,11 +51,7 @@ def _acquire(descriptor: int, path: Path) -> None:
         except BlockingIOError as error:
             holder = os.pread(descriptor, 32, 0).decode()
             if _lives(holder) or time.monotonic() > deadline:
-                raise StackError(
-                    f"{path.parent} is in use by process {holder or 'unknown'}.",
-                    means="The embedded stack runs there already; two on one database would destroy it.",
-                    remedy="stop that process (Ctrl-C where it runs), or set LOCAL_DIR to another folder.",
-                ) from error
+                raise InUse(path.parent, holder) from error
             time.sleep(0.05)
         else:
             return

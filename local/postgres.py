@@ -22,7 +22,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from local import lock
+from local import environment, lock, stopping
 from local.child import Child
 from local.errors import StackError
 
@@ -158,7 +158,8 @@ def _start(folder: Path, port: int, held: int) -> tuple[Child, int]:
             raise StackError(
                 f"PostgreSQL did not start on {folder}:\n{said}",
                 means="Charges have no database.",
-                remedy=f"see the reason above and {process.log}; `make clean` starts with an empty database.",
+                remedy=f"see the reason above and {process.log}; "
+                f"`{environment.command('clean')}` starts with an empty database.",
             )
     raise StackError(
         f"Port {port or 'after port'} is taken by another process.",
@@ -198,9 +199,12 @@ def _create_database(folder: Path, port: int, superuser: str, owner: str) -> Non
     """Create the owner and the database, each unless it is there: a first start may have been killed in between."""
     role, database = sql.Identifier(OWNER), sql.Identifier(DATABASE)
     try:
-        with psycopg.connect(
-            host=HOST, port=port, user=SUPERUSER, dbname="postgres", password=superuser, autocommit=True
-        ) as connection:
+        with (
+            stopping.deferred(),
+            psycopg.connect(
+                host=HOST, port=port, user=SUPERUSER, dbname="postgres", password=superuser, autocommit=True
+            ) as connection,
+        ):
             if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
                 connection.execute(
                     sql.SQL("CREATE ROLE {} LOGIN CREATEDB PASSWORD {}").format(role, sql.Literal(owner))
@@ -211,7 +215,7 @@ def _create_database(folder: Path, port: int, superuser: str, owner: str) -> Non
         raise StackError(
             f"PostgreSQL runs on {folder} and cannot be used: {error}",
             means="The database there was not made by this launcher, or its passwords are gone from the folder.",
-            remedy="restore them, or start with an empty database: `make clean`.",
+            remedy=f"restore them, or start with an empty database: `{environment.command('clean')}`.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The whole service on this machine, as one command that ends on Ctrl-C: ``python -m local.run``.
+"""The whole service on this machine, as one command that ends on Ctrl-C: ``python -m local run``.
 
 PostgreSQL, the emulated AWS, and in it the very template that is deployed, with the artifacts that sam builds.
 LOCAL_DIR says where it keeps everything, PORT where the emulated AWS listens (0: on a free port).
@@ -6,15 +6,15 @@ LOCAL_DIR says where it keeps everything, PORT where the emulated AWS listens (0
 
 import contextlib
 import os
-import shlex
-import sys
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from local import deploy, emulator, environment, lock, stack, stopping
+from botocore.exceptions import BotoCoreError
+
+from local import deploy, emulator, environment, lock, stack
 from local.child import Child
 from local.errors import StackError
 from local.stack import Stack
@@ -24,16 +24,12 @@ DEFAULT_PORT = 4566
 
 
 def main() -> int:
-    """Run until told to stop; 0 then, and 1 where it could not start or go on."""
-    stopping.listen()
+    """Run until told to stop; 0 then. Raises StackError where it cannot start or go on."""
     try:
-        _run(environment.folder(), _port())
+        _run(environment.create(), _port())
     except Stopped:
-        _say("Stopped. The database is kept; `make clean` forgets it.")
+        _say(f"Stopped. The database is kept; `{environment.command('clean')}` forgets it.")
         return 0
-    except (StackError, OSError) as error:
-        print(f"\n{error}", file=sys.stderr, flush=True)
-        return 1
 
 
 def _port() -> int:
@@ -47,7 +43,6 @@ def _port() -> int:
 
 def _run(folder: Path, port: int) -> NoReturn:
     begun = time.monotonic()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as running:
         held = running.enter_context(lock.held(folder / "lock"))
         environment.remove()
@@ -62,8 +57,9 @@ def _run(folder: Path, port: int) -> NoReturn:
             _say("\nStopping ...")
             # First, so that nobody goes by it meanwhile.
             environment.remove()
-            with contextlib.suppress(OSError):
-                deploy.drain(up.aws, up.deployment)
+            with contextlib.suppress(OSError, BotoCoreError):
+                if not deploy.drain(up.aws, up.deployment):
+                    _say("The subscriber has not taken all of its messages. The emulated AWS forgets the rest.")
             raise
 
 
@@ -81,8 +77,6 @@ def _variables(up: Stack) -> dict[str, str]:
 
 
 def _welcome(up: Stack, seconds: float) -> str:
-    given = os.environ.get("LOCAL_DIR")
-    events = f"make events LOCAL_DIR={shlex.quote(given)}" if given else "make events"
     # A key of this start's own, so that the first command creates a charge each time.
     key = uuid.uuid4()
     return f"""
@@ -103,7 +97,7 @@ Try, in another terminal:
     curl -i {up.deployment.api_url}/charges \\
       -H 'Content-Type: application/json' -H 'Idempotency-Key: {key}' -d '{{"amountCents":4900}}'
   See the event of the charge, and of each one to come.
-    {events}
+    {environment.command("events")}
 """
 
 
@@ -122,7 +116,3 @@ def _watch(children: Mapping[str, Child]) -> NoReturn:
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 
 from charging import errors, migrations
-from local import build, deploy, emulator, postgres
+from local import build, deploy, emulator, environment, postgres, stopping
 from local.child import ROOT
 from local.deploy import Deployment
 from local.emulator import Emulator
@@ -42,7 +42,7 @@ def serve(folder: Path, *, port: int, lock: int, relays: bool = True) -> Iterato
     with contextlib.ExitStack() as running:
         port = emulator.available(port)  # before anything that takes time
         if not build.is_current():
-            with _step("Building the functions and layers (sam build)"):
+            with _step("Building the functions and layers with sam build, up to a minute the first time"):
                 build.build()
         with _step("Starting PostgreSQL"):
             server = running.enter_context(postgres.serve(folder / "postgres"))
@@ -73,13 +73,13 @@ def _step(name: str) -> Iterator[None]:
 
 def _migrate(server: Server) -> None:
     try:
-        with psycopg.connect(server.url, autocommit=True) as connection:
+        with stopping.deferred(), psycopg.connect(server.url, autocommit=True) as connection:
             migrations.migrate(connection, ROOT / "schema")
     except (errors.MigrationRefused, psycopg.Error) as error:
         raise StackError(
             f"The schema could not be brought forward: {error}",
             means="The database that was kept does not fit these sources.",
-            remedy="see the reason above; `make clean` starts with an empty database.",
+            remedy=f"see the reason above; `{environment.command('clean')}` starts with an empty database.",
         ) from error
 
 

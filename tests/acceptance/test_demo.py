@@ -8,7 +8,7 @@ import pytest
 from local.child import ROOT
 
 
-@pytest.mark.xdist_group("stack")
+@pytest.mark.xdist_group("local stack")
 def test_the_story_is_told_to_its_end() -> None:
     """Every guarantee it speaks of holds, against a stack and faults of its own, and it says so."""
     told = subprocess.run(

@@ -119,13 +119,14 @@ def test_a_killed_server_does_not_stand_in_the_way_of_the_next(tmp_path: Path) -
 
 
 def test_a_second_server_on_a_folder_is_refused(tmp_path: Path) -> None:
-    """Two servers on one data folder would destroy it; the refusal names the process that has it."""
+    """Two servers on one data folder would destroy it; the refusal names the process that has it, and a way around."""
     with (
         postgres.serve(tmp_path),
-        pytest.raises(StackError, match=f"in use by process {os.getpid()}"),
+        pytest.raises(StackError, match=f"in use by process {os.getpid()}") as refused,
         postgres.serve(tmp_path),
     ):
         pass
+    assert "make run LOCAL_DIR=/another/folder PORT=0" in str(refused.value)
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -1,27 +1,80 @@
 """One command, a charge, its event, its replay: the deployed template, over HTTP to SQS, on this machine."""
 
+import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import boto3
+import psycopg
 import pytest
 
-from tests.support.stack import STOP_SECONDS, Stack, processes, running, wait_until_gone
+from local import deploy, emulator, lock, postgres
+from local.deploy import Deployment
+from tests.support.stack import ROOT, STOP_SECONDS, Stack, processes, running, wait_until_gone
 
 # One worker runs them all: two stacks at once would take more than twice as long on two cores.
 pytestmark = pytest.mark.xdist_group("local stack")
 
 # What the service promises on a quiet machine, over the emulator that adds a little.
 EVENT_SECONDS = 2.0
+# A connection that is cut is seen at once. The rest is the command's own end.
+CUT_SECONDS = 5.0
+
+# Makes a migration's first statement take long enough to be met at work.
+SLOW_LEDGER = """
+CREATE FUNCTION be_slow() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF to_regclass('schema_migrations') IS NULL THEN PERFORM pg_sleep(1); END IF;
+END $$;
+CREATE EVENT TRIGGER slow ON ddl_command_start EXECUTE FUNCTION be_slow();
+"""
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with running(tmp_path_factory.mktemp("stack")) as stack:
         yield stack
+
+
+def client(service: Any, url: str) -> Any:
+    session = boto3.Session(emulator.ACCESS_KEY_ID, emulator.SECRET_ACCESS_KEY, region_name=emulator.REGION)
+    return session.client(service, endpoint_url=url)
+
+
+@contextlib.contextmanager
+def command(name: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "local", name],
+        cwd=ROOT,
+        env=os.environ | {"LOCAL_DIR": str(folder), "PORT": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """What the process says, up to the text."""
+    assert process.stdout is not None
+    said = ""
+    while text not in said:
+        character = process.stdout.read(1)
+        assert character, f"it ended without it: {said}"
+        said += character
+    return said
 
 
 def test_a_charge_is_taken_and_its_event_arrives(stack: Stack) -> None:
@@ -64,6 +117,28 @@ def test_the_subscriber_counts_each_charge_once(stack: Stack) -> None:
         stack.query("SELECT pg_sleep(0.1)")  # the subscriber is starting, on the same processors
 
 
+def test_the_migrate_function_finds_the_schema(stack: Stack) -> None:
+    """As deployed, it has the migrations beside it, and finds that none is missing."""
+    url = stack.variables["AWS_ENDPOINT_URL"]
+    (deployed,) = client("cloudformation", url).describe_stacks(StackName=deploy.STACK)["Stacks"]
+    names = {output["OutputKey"]: output["OutputValue"] for output in deployed["Outputs"]}
+    answer = client("lambda", url).invoke(FunctionName=names["MigrateFunction"])
+    assert json.load(answer["Payload"]) == {"applied": []}
+
+
+def test_a_person_sees_the_events_as_they_are(stack: Stack) -> None:
+    """Attributes and message are told apart, and every character is itself."""
+    with command("events", stack.folder) as events:
+        read_until(events, "Ctrl-C")
+        body = json.dumps({"amountCents": 4900, "reference": "Zo\u00eb, 5 \u20ac"}).encode()
+        headers = {"Content-Type": "application/json", "Idempotency-Key": str(uuid4())}
+        urllib.request.urlopen(urllib.request.Request(f"{stack.variables['API_URL']}/charges", body, headers)).close()  # noqa: S310 - our own
+        said = read_until(events, '"Zo\u00eb, 5 \u20ac"')
+        assert 'message attributes: {"eventType": "ChargeCreated"' in said
+        events.terminate()
+        assert events.wait(STOP_SECONDS) == 0
+
+
 def test_nothing_outlives_a_killed_run(stack: Stack) -> None:
     """SIGKILL leaves no process either. The stack that the tests above share is gone after it."""
     assert len(processes(stack.folder)) > 2
@@ -74,15 +149,21 @@ def test_nothing_outlives_a_killed_run(stack: Stack) -> None:
 def test_it_stops_when_told_and_keeps_what_it_took(tmp_path: Path) -> None:
     """SIGTERM, even twice: exit status 0, no process, no file that says it is up. The next start has the charge.
 
+    Whoever follows the events is told.
+
     A child that dies ends the run: status 1, and what happened.
     """
     folder = tmp_path / "a new folder"
     with running(folder) as first:
         key = uuid4()
         answer = first.charge(key)
-        first.process.terminate()
-        first.process.send_signal(signal.SIGINT)
-        assert first.process.wait(STOP_SECONDS) == 0
+        with command("events", folder) as events:
+            read_until(events, "Ctrl-C")
+            first.process.terminate()
+            first.process.send_signal(signal.SIGINT)
+            assert first.process.wait(STOP_SECONDS) == 0
+            assert events.wait(CUT_SECONDS) == 0
+            assert read_until(events, "stopped.").endswith("The embedded stack has stopped.")
         assert not (folder / "env").exists()
         assert processes(folder) == {}
     with running(folder) as second:
@@ -95,3 +176,49 @@ def test_it_stops_when_told_and_keeps_what_it_took(tmp_path: Path) -> None:
         assert second.process.stdout is not None
         assert "The emulated AWS has ended unexpectedly" in second.process.stdout.read()
         assert processes(folder) == {}
+
+
+def test_it_stops_when_told_amid_a_migration(tmp_path: Path) -> None:
+    """Exit status 0 and no word of an error; what the migrations began is whole, and the next start goes on from it."""
+    folder = tmp_path / "postgres"
+    with (
+        postgres.serve(folder) as server,
+        psycopg.connect(
+            server.url, user=postgres.SUPERUSER, password=(folder / "postgres.password").read_text(), autocommit=True
+        ) as superuser,
+    ):
+        superuser.execute(SLOW_LEDGER)
+    with command("run", tmp_path) as run:
+        read_until(run, "Bringing the schema forward ...")
+        port = (folder / "data" / "postmaster.pid").read_text().splitlines()[3]
+        with psycopg.connect(server.url, port=port, autocommit=True) as connection:
+            asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            deadline = time.monotonic() + STOP_SECONDS
+            while connection.execute(asleep).fetchone() is None:
+                assert time.monotonic() < deadline, "no migration is at work"
+            run.terminate()
+        assert run.wait(STOP_SECONDS) == 0
+        assert run.stdout is not None
+        said = run.stdout.read().splitlines()
+        assert said[1].startswith("Stopped."), said
+        assert len(said) == 2
+    wait_until_gone(tmp_path)
+
+
+def test_a_queue_that_is_not_worked_off_is_not_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with a message that waits nor with one that somebody has taken and not finished."""
+    monkeypatch.setattr(deploy, "DRAIN_SECONDS", 0.5)
+    with (
+        lock.held(tmp_path / "lock") as held,
+        emulator.serve(tmp_path / "emulator", port=emulator.available(0), lock=held) as aws,
+    ):
+        sqs = client("sqs", aws.url)
+        url = sqs.create_queue(QueueName="subscriber")["QueueUrl"]
+        deployment = Deployment("", "", "", subscriber_queue_url=url, relay_function="")
+        assert deploy.drain(aws, deployment)
+        sqs.send_message(QueueUrl=url, MessageBody="{}")
+        assert not deploy.drain(aws, deployment)
+        (message,) = sqs.receive_message(QueueUrl=url)["Messages"]
+        assert not deploy.drain(aws, deployment)
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        assert deploy.drain(aws, deployment)

@@ -31,3 +31,30 @@ def test_without_a_running_stack_the_reader_says_what_to_do() -> None:
     environment.remove()
     with pytest.raises(StackError, match="make run"):
         environment.read()
+
+
+def test_the_folder_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those that lead to it, for its owner alone; one that is there is taken as it is."""
+    monkeypatch.setenv("LOCAL_DIR", str(folder / "one" / "two"))
+    assert environment.create() == folder / "one" / "two"
+    assert environment.create().stat().st_mode & 0o777 == 0o700
+    assert list(environment.create().iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a file", "a file/below", "too long" * 40])
+def test_a_folder_that_cannot_be_made_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """With what it means and what to do; and nobody finds a running stack there."""
+    (folder / "a file").write_text("")
+    monkeypatch.setenv("LOCAL_DIR", str(folder / name))
+    with pytest.raises(StackError, match="make run LOCAL_DIR="):
+        environment.create()
+    with pytest.raises(StackError, match="make run"):
+        environment.read()
+
+
+def test_a_command_is_for_the_folder_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed as it is told, it means this very stack."""
+    monkeypatch.setenv("LOCAL_DIR", "/a folder")
+    assert environment.command("clean") == "make clean LOCAL_DIR='/a folder'"
+    monkeypatch.delenv("LOCAL_DIR")
+    assert environment.command("clean") == "make clean"
