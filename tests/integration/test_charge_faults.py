@@ -194,6 +194,26 @@ def test_the_first_charge_of_an_instance_is_found_when_its_confirmation_was_lost
     assert counts(database) == ONCE
 
 
+def test_a_fault_after_a_lost_confirmation_denies_nothing(
+    function: Instance, wire: Wire, database: Connection, retry: Instance
+) -> None:
+    """The commit stood, and the second look cannot be taken: the caller is not told that nothing was charged."""
+    lose = lose_answer(after="B")
+
+    def judge(message: Message) -> Verdict:
+        verdict = lose(message)
+        if verdict is Verdict.CUT:
+            database.execute("ALTER TABLE charges RENAME TO elsewhere")
+        return verdict
+
+    wire.judge = judge
+    answer = function.call(charge_event(KEY))
+    assert (answer.status, answer.code) == (503, "outcome_unknown")
+    database.execute("ALTER TABLE elsewhere RENAME TO charges")
+    assert retry.call(charge_event(KEY)).is_replay
+    assert counts(database) == ONCE
+
+
 def test_a_takeover_whose_confirmation_was_lost_is_found_too(warm: Instance, wire: Wire, database: Connection) -> None:
     """An expired key that this very call has taken over is not taken over again."""
     warm.call(charge_event(KEY))

@@ -86,8 +86,9 @@ class ChargeCommand(Command):
         default=None,
         min_length=1,
         max_length=64,
-        pattern="^[^\\x00]*$",
-        description="a text of 1 to 64 characters, none of them NUL",
+        # What neither Postgres nor SQS takes in a text.
+        pattern="^[^\\x00\\uFFFE\\uFFFF]*$",
+        description="a text of 1 to 64 characters, none of them NUL, U+FFFE or U+FFFF",
     )
 
 
@@ -193,10 +194,10 @@ def fingerprint(command: Command) -> str:
 def is_same_command(command: Command, stored_fingerprint: str) -> bool:
     """Tells whether the command is the one that was stored.
 
-    Raises TemporarilyUnavailable for a fingerprint in a version that this release cannot compute: a newer
-    release stored it and, while both serve, will answer for it.
+    Raises OutcomeUnknown for a fingerprint in a version that this release cannot compute: a newer release stored
+    it and, while both serve, will answer for it.
     """
     version, _, _ = stored_fingerprint.partition(":")
     if version != "v1":
-        raise errors.TemporarilyUnavailable(f"the stored fingerprint has the unknown version {version}")
+        raise errors.OutcomeUnknown(f"the stored fingerprint has the unknown version {version}")
     return stored_fingerprint == fingerprint(command)

@@ -163,6 +163,9 @@ class Database:
             if deadline is not None and deadline - time.monotonic() < CONNECT_SECONDS:
                 raise errors.TemporarilyUnavailable("too little time is left to open a connection")
             self._connection = connect(self._settings)
+            # Looking a name up, and trying each of its addresses, may have taken longer than one try.
+            if deadline is not None and time.monotonic() > deadline:
+                raise errors.TemporarilyUnavailable("no time is left on the connection that was opened")
         return self._connection
 
     @contextmanager
@@ -171,21 +174,30 @@ class Database:
         connection.deadline = time.monotonic() + SILENCE_SECONDS if deadline is None else deadline
         try:
             yield
-        except _CONTENDED as contended:
-            raise errors.Contended(type(contended).__name__) from contended
-        except _STALE as stale:
-            self.close()
-            raise errors.Contended("the statement's prepared form is out of date") from stale
         except psycopg.Error as failed:
-            state = failed.sqlstate
-            if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                self.close()
-                raise errors.ConnectionLost("the connection ended while a statement was under way") from failed
-            if state is not None and (state[:2] in _UNAVAILABLE_CLASSES or state == _READ_ONLY):
-                self.close()
-                raise errors.TemporarilyUnavailable(f"the database answered {state}") from failed
-            # The server's detail quotes the row, and with it what must not be logged.
-            raise errors.DatabaseFault(f"{state}: {failed.diag.message_primary}") from None
+            raise self._translated(connection, failed) from None
+
+    def _translated(self, connection: _Connection, failed: psycopg.Error) -> errors.ChargingError:
+        """Names an error by its code alone: the server's own words may quote the row, which must not be logged."""
+        state = failed.sqlstate
+        if isinstance(failed, _CONTENDED):
+            return errors.Contended(f"the database answered {state}")
+        if isinstance(failed, _STALE):
+            self.close()
+            return errors.Contended("the statement's prepared form is out of date")
+        if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            self.close()
+            return errors.ConnectionLost(f"the connection ended while a statement was under way ({state})")
+        if state is not None and (state[:2] in _UNAVAILABLE_CLASSES or state == _READ_ONLY):
+            self.close()
+            return errors.TemporarilyUnavailable(f"the database answered {state}")
+        return errors.DatabaseFault(f"the database answered {state}: {_refused(failed)}")
+
+
+def _refused(failed: psycopg.Error) -> str:
+    """Says what a statement was refused for, in names of the schema's."""
+    names = (failed.diag.schema_name, failed.diag.table_name, failed.diag.column_name, failed.diag.constraint_name)
+    return f"{type(failed).__name__} {'.'.join(name for name in names if name)}".rstrip()
 
 
 def _is_quiet(connection: _Connection) -> bool:

@@ -132,9 +132,9 @@ def perform(
             pass
         except errors.ConnectionLost:
             sent = True
-        except errors.TemporarilyUnavailable as unavailable:
+        except (errors.TemporarilyUnavailable, errors.DatabaseFault) as unavailable:
             if sent:
-                raise errors.OutcomeUnknown("the connection was lost and could not be replaced") from unavailable
+                raise errors.OutcomeUnknown("the connection was lost, and there was no second look") from unavailable
             raise
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause *= 2

@@ -25,10 +25,12 @@ _LOCK = 7_365_016_394
 # A migration that waits for a table's lock makes every later statement on that table wait behind it.
 _LOCK_TIMEOUT = "3s"
 
-# Bounds that the server keeps for every connection to this database, whatever became of the function at its
-# other end: a frozen function must not hold its locks. Each ends before the next, all before API Gateway's
-# 29 s and the functions' own timeouts.
-_LIMITS = {
+# What the server keeps for every connection to this database, whatever became of the function at its other end: a
+# frozen function must not hold its locks. Each bound ends before the next, all before API Gateway's 29 s and the
+# functions' own timeouts.
+_SETTINGS = {
+    # What every statement here is written for, whatever the server's default is.
+    "default_transaction_isolation": "read committed",
     "lock_timeout": "2s",
     "statement_timeout": "5s",
     "idle_in_transaction_session_timeout": "6s",
@@ -88,7 +90,7 @@ def migrate(connection: psycopg.Connection[Any], schema: Path) -> list[str]:
                     "INSERT INTO schema_migrations (number, name, checksum) VALUES (%s, %s, %s)",
                     [migration.number, migration.name, migration.checksum],
                 )
-        _set_limits(connection)
+        _configure(connection)
         return [migration.name for migration in missing]
     finally:
         if not connection.closed:
@@ -127,9 +129,9 @@ def _applied(connection: psycopg.Connection[Any], files: list[Migration]) -> int
     return len(ledger)
 
 
-def _set_limits(connection: psycopg.Connection[Any]) -> None:
+def _configure(connection: psycopg.Connection[Any]) -> None:
     database = sql.Identifier(connection.info.dbname)
-    for name, value in _LIMITS.items():
+    for name, value in _SETTINGS.items():
         connection.execute(
             sql.SQL("ALTER DATABASE {} SET {} = {}").format(database, sql.Identifier(name), sql.Literal(value))
         )

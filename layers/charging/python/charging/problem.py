@@ -29,7 +29,8 @@ _UNAVAILABLE = Problem(
     503,
     "temporarily_unavailable",
     "The service cannot answer at the moment",
-    "Nothing was charged. Wait as long as Retry-After says and send the same request with the same key again.",
+    "This request charged nothing; an earlier one with the same key may have. Wait as long as Retry-After says and "
+    "send the same request with the same key again.",
     retry_same_key=True,
     retry_after=1,
 )
