@@ -489,6 +489,27 @@ def test_at_24_hours_a_key_is_new(charges: Instance, database: Connection, amoun
     ).fetchall() == [(True,)]
 
 
+def test_a_takeover_leaves_the_same_key_of_others_alone(charges: Instance, database: Connection) -> None:
+    """Only the caller's own expired key, at this endpoint, is made new: those of another principal and of another
+    endpoint stay as they were."""
+    for who in ("alice", "bob"):
+        charges.call(charge_event(KEY, principal=who))
+    database.execute("UPDATE idempotency_keys SET endpoint = 'POST /refunds' WHERE principal = 'bob'")
+    charges.call(charge_event(KEY, principal="bob"))
+    database.execute(
+        "INSERT INTO idempotency_keys SELECT 'alice', 'POST /refunds', key, fingerprint, status, response_status,"
+        " response_headers, response_body, created_at, expires_at FROM idempotency_keys WHERE principal = 'alice'"
+    )
+    age(database, "25:00")
+    others = "SELECT * FROM idempotency_keys WHERE (principal, endpoint) <> ('alice', 'POST /charges') ORDER BY 1, 2"
+    before = database.execute(others).fetchall()
+    assert len(before) == 3
+    answer = charges.call(charge_event(KEY))
+    assert (answer.status, answer.is_replay) == (201, False)
+    assert database.execute(others).fetchall() == before
+    assert counts(database) == (4, 4, 4)
+
+
 def test_an_expired_key_is_in_flight_while_it_is_taken_over(
     charges: Instance, database_url: str, database: Connection
 ) -> None:
