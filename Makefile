@@ -15,15 +15,15 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo events test check format format-check lint types imports template schema schema-check openapi lock build \
-	clean
+.PHONY: help run demo events test check format format-check lint types imports template schema schema-check openapi \
+	reliability lock build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- the service on this machine ----------------------------------------------------------------------------------
 
-run: $(VENV)/installed $(SAM_VENV)/installed ## Start the whole stack on loopback; Ctrl-C stops it
+run: $(VENV)/installed $(SAM_VENV)/installed ## Start the whole stack on loopback (PORT=0 on a free port, LOCAL_DIR=elsewhere)
 	@exec env $(WITH_SAM) $(BIN)/python -m local run
 
 demo: $(VENV)/installed $(SAM_VENV)/installed ## Show both guarantees, with real faults, as a story
@@ -67,6 +67,9 @@ schema: $(VENV)/installed ## Regenerate schema/current.sql from the migrations
 
 openapi: $(VENV)/installed ## Regenerate docs/openapi.json from the code
 	$(BIN)/python -m local openapi
+
+reliability: $(VENV)/installed ## Regenerate the table in docs/reliability.md by breaking charges
+	WRITE_RELIABILITY=1 $(BIN)/python -m pytest --quiet tests/integration/test_charge_crashes.py
 
 schema-check: $(VENV)/installed
 	$(BIN)/python -m local schema
