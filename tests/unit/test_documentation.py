@@ -1,0 +1,94 @@
+"""The client that docs/problems.md shows does what the page says, against a server that fails in every way."""
+
+import http.server
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from uuid import UUID
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "problems.md"
+KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
+
+CHARGED = b'{"id":"1"}'
+# Status, promised length of the body, and what of it is sent.
+ANSWERS = {
+    "created": (201, len(CHARGED), CHARGED),
+    "created, cut off": (201, len(CHARGED), CHARGED[:5]),
+    "a proxy's page": (502, 6, b"<html>"),
+    "in flight": (409, 21, b'{"retrySameKey":true}'),
+    "refused": (422, 22, b'{"retrySameKey":false}'),
+}
+
+
+class Service(http.server.ThreadingHTTPServer):
+    """Answers as it is told, one after another, and keeps the keys that it was sent."""
+
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers = answers
+        self.keys: list[str] = []
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Service
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.keys.append(self.headers["Idempotency-Key"])
+        answer = self.server.answers.pop(0)
+        if answer == "nothing":
+            self.close_connection = True
+            return
+        status, length, body = ANSWERS[answer]
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        self.send_header("Retry-After", "1")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def charge() -> Callable[..., Any]:
+    """The function on the page, which is in no hurry here."""
+    [source] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(source.replace("time.sleep(", "abs("), names)  # noqa: S102 - our own page
+    found: Callable[..., Any] = names["charge"]
+    return found
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with Service([]) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_the_client_goes_on_with_the_same_key_until_it_is_answered(
+    charge: Callable[..., Any], service: Service
+) -> None:
+    """No answer, half of one, somebody else's, and a request in flight all lead to the same request again."""
+    service.answers = ["nothing", "created, cut off", "a proxy's page", "in flight", "created"]
+    assert charge(f"http://127.0.0.1:{service.server_port}", {"amountCents": 4900}, KEY) == {"id": "1"}
+    assert service.keys == [str(KEY)] * 5
+
+
+def test_the_client_does_not_repeat_what_will_not_help(charge: Callable[..., Any], service: Service) -> None:
+    """A refusal is the caller's to mend."""
+    service.answers = ["refused", "created"]
+    with pytest.raises(HTTPError) as refused:
+        charge(f"http://127.0.0.1:{service.server_port}", {"amountCents": 4900}, KEY)
+    refused.value.close()
+    assert refused.value.code == 422
+    assert len(service.keys) == 1
