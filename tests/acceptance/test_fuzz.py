@@ -27,11 +27,14 @@ from tests.support.invocation import CHARGES, Answer, Event, Instance, charge_ev
 from tests.support.ledger import Connection, counts
 from tests.support.shapes import SHAPES, Request
 
-# Twenty events are long to print, and are printed all the same when one of them is a finding.
-pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-
 REQUESTS = int(os.environ.get("FUZZ_EXAMPLES", "10000"))
 BATCH = 20
+# Twenty events are long to print, and are printed all the same when one of them is a finding. A thousand requests take
+# about five seconds.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
+    pytest.mark.timeout(300 + REQUESTS // 50),
+]
 
 # Words that are found again wherever they end up. Every key begins alike.
 PRINCIPAL, REFERENCE = "principal-7f3a", "reference-7f3a"
