@@ -102,8 +102,8 @@ class Service:
         return charges
 
     def assert_rows_discreet(self) -> None:
-        """No key beside its own column; no principal in a stored answer, and no reference but in its body. A gateway may
-        name a principal as it likes."""
+        """No key beside its own column; no principal in a stored answer, and no reference but in its body. A gateway
+        may name a principal as it likes."""
         leaks = self.database.execute(
             "SELECT (SELECT count(*) FROM charges WHERE strpos(lower(charges::text), %(key)s) > 0), "
             "(SELECT count(*) FROM outbox WHERE strpos(lower(outbox::text), %(key)s) > 0), "
