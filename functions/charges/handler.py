@@ -47,12 +47,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 def create_charge() -> Response[str]:
     """Reads the request into a command and charges it."""
     request = app.current_event.raw_event
-    scope = Scope(
-        gateway.principal(request),
-        charges.ENDPOINT,
-        contract.idempotency_key(gateway.header_lines(request, "Idempotency-Key")),
-    )
-    app.append_context(scope=scope)  # type: ignore[no-untyped-call]
+    scope = scope_of(request, gateway.header_lines(request, "Idempotency-Key"))
     contract.require_json(gateway.header_lines(request, "Content-Type"))
     command = contract.parse(ChargeCommand, gateway.body(request))
     outcome = charges.create(
@@ -79,13 +74,16 @@ def read_charge(charge_id: str) -> Response[str]:
 def find_result() -> Response[str]:
     """Tells the caller what became of one of their own keys."""
     request = app.current_event.raw_event
-    scope = Scope(
-        gateway.principal(request),
-        charges.ENDPOINT,
-        contract.idempotency_key(gateway.query_values(request, "idempotencyKey")),
-    )
+    scope = scope_of(request, gateway.query_values(request, "idempotencyKey"))
     response = idempotency.find(database(), scope, deadline=deadline())
     return Response(HTTPStatus.OK.value, content_type=JSON, body=idempotency.to_json(response))
+
+
+def scope_of(request: dict[str, Any], key: list[str]) -> Scope:
+    """Whose key it is; remembered for the log line of a refusal."""
+    scope = Scope(gateway.principal(request), charges.ENDPOINT, contract.idempotency_key(key))
+    app.append_context(scope=scope)  # type: ignore[no-untyped-call]
+    return scope
 
 
 def deadline() -> float:

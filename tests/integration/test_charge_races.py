@@ -172,6 +172,16 @@ def test_patient_callers_end_with_the_holder(
 # ---- what is committed after a statement's snapshot ------------------------------------------------------------------
 
 
+def stored_and_expired(connection: Connection) -> None:
+    """The key, with a response that is a day too old to be replayed."""
+    stored_by_hand(connection, KEY)
+    connection.execute(
+        "UPDATE idempotency_keys SET created_at = now() - interval '2 days', expires_at = now() - interval '1 day' "
+        "WHERE key = %s",
+        [KEY],
+    )
+
+
 @pytest.fixture
 def instance(database_url: str) -> Iterator[tuple[Instance, Wire]]:
     with Wire(database_url) as wire:
@@ -227,12 +237,7 @@ def test_a_takeover_lost_after_the_snapshot_is_read_again(instance: tuple[Instan
     """Another caller took the expired key over meanwhile: its answer is replayed, and nothing else is charged."""
     function, wire = instance
     holder, observer = connect(), connect()
-    stored_by_hand(holder, KEY)
-    holder.execute(
-        "UPDATE idempotency_keys SET created_at = now() - interval '2 days', expires_at = now() - interval '1 day' "
-        "WHERE key = %s",
-        [KEY],
-    )
+    stored_and_expired(holder)
     with ThreadPoolExecutor(1) as caller:
         with holder.transaction():
             holder.execute(
@@ -281,12 +286,7 @@ def test_a_deadlock_is_settled_by_another_run(instance: tuple[Instance, Wire], c
     """The server undoes the statement in favour of a transaction that wanted its locks the other way round."""
     function, wire = instance
     holder, observer = connect(), connect()
-    stored_by_hand(holder, KEY)
-    holder.execute(
-        "UPDATE idempotency_keys SET created_at = now() - interval '2 days', expires_at = now() - interval '1 day' "
-        "WHERE key = %s",
-        [KEY],
-    )
+    stored_and_expired(holder)
     with ThreadPoolExecutor(1) as caller, holder.transaction():
         holder.execute("SELECT FROM idempotency_keys WHERE key = %s FOR UPDATE", [KEY])
         call = caller.submit(function.call, charge_event(KEY))
