@@ -57,8 +57,8 @@ class Wire:
         self.connections = 0
         self.judge: Judge = lambda _: Verdict.PASS
         self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._spawn(self._accept)
+        self._carriers: list[threading.Thread] = []
+        self._acceptor = _started(self._accept)
 
     def __enter__(self) -> Self:
         return self
@@ -66,9 +66,8 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.refuse()
         self.judge = lambda _: Verdict.PASS
+        self._acceptor.join()
         self.cut()
-        for thread in self._threads:
-            thread.join()
 
     def refuse(self) -> None:
         """From now on nobody answers at the port."""
@@ -78,18 +77,18 @@ class Wire:
         self._listener.close()
 
     def cut(self) -> None:
-        """Resets every connection that there is, on both sides."""
+        """Resets every connection that there is, on both sides, and returns once the peers have been told.
+
+        A socket that a thread reads from is closed, and its reset sent, when that thread has let go of it.
+        """
         for end in list(self._sockets):
             _reset(end)
+        for carrier in list(self._carriers):
+            carrier.join()
 
     def kinds(self, sender: Sender) -> str:
         """The type bytes of all that was sent, in order."""
         return "".join(message.kind for message in self.messages if message.sender is sender)
-
-    def _spawn(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _accept(self) -> None:
         while True:
@@ -102,8 +101,8 @@ class Wire:
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.append(end)
-            self._spawn(self._carry, Sender.CLIENT, client, server)
-            self._spawn(self._carry, Sender.SERVER, server, client)
+            self._carriers.append(_started(self._carry, Sender.CLIENT, client, server))
+            self._carriers.append(_started(self._carry, Sender.SERVER, server, client))
 
     def _carry(self, sender: Sender, source: socket.socket, target: socket.socket) -> None:
         try:
@@ -143,6 +142,12 @@ class Wire:
             if verdict is Verdict.PASS:
                 server.sendall(length + content)
             return True
+
+
+def _started(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread
 
 
 def _messages(sender: Sender, source: socket.socket) -> Iterator[tuple[Message, bytes]]:
