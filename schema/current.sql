@@ -23,6 +23,11 @@ CREATE TABLE charges (
     CONSTRAINT charges_reference_has_1_to_64_characters CHECK (((char_length(reference) >= 1) AND (char_length(reference) <= 64)))
 );
 
+CREATE TABLE charges_without_outbox (
+    charge_id uuid NOT NULL,
+    found_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
 CREATE TABLE idempotency_keys (
     principal text NOT NULL,
     endpoint text NOT NULL,
@@ -43,6 +48,19 @@ CREATE TABLE idempotency_keys (
     CONSTRAINT idempotency_keys_stores_allowed_headers_only CHECK ((((response_headers - 'Content-Type'::text) - 'Location'::text) = '{}'::jsonb))
 );
 
+CREATE TABLE operator_actions (
+    id uuid NOT NULL,
+    taken_at timestamp with time zone DEFAULT now() NOT NULL,
+    operator text NOT NULL,
+    action text NOT NULL,
+    reason text NOT NULL,
+    selection jsonb NOT NULL,
+    event_ids uuid[] NOT NULL,
+    CONSTRAINT operator_actions_action_is_known CHECK ((action = ANY (ARRAY['park'::text, 'redrive'::text]))),
+    CONSTRAINT operator_actions_operator_has_1_to_128_characters CHECK (((char_length(operator) >= 1) AND (char_length(operator) <= 128))),
+    CONSTRAINT operator_actions_reason_has_1_to_500_characters CHECK (((char_length(reason) >= 1) AND (char_length(reason) <= 500)))
+);
+
 CREATE TABLE outbox (
     id uuid NOT NULL,
     event_type text NOT NULL,
@@ -55,15 +73,23 @@ CREATE TABLE outbox (
     last_error text,
     published_at timestamp with time zone,
     failed_at timestamp with time zone,
+    sequence integer DEFAULT 1 NOT NULL,
     CONSTRAINT outbox_attempts_is_not_negative CHECK ((attempts >= 0)),
     CONSTRAINT outbox_is_not_both_published_and_failed CHECK ((num_nonnulls(published_at, failed_at) < 2)),
-    CONSTRAINT outbox_refusals_is_not_negative CHECK ((refusals >= 0))
+    CONSTRAINT outbox_refusals_is_not_negative CHECK ((refusals >= 0)),
+    CONSTRAINT outbox_sequence_is_positive CHECK ((sequence > 0))
 );
 
 CREATE TABLE processed_events (
     consumer text NOT NULL,
     event_id uuid NOT NULL,
     processed_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE reconciliation (
+    is_the_only_row boolean DEFAULT true NOT NULL,
+    checked_until timestamp with time zone NOT NULL,
+    CONSTRAINT reconciliation_has_one_row CHECK (is_the_only_row)
 );
 
 CREATE TABLE schema_migrations (
@@ -79,18 +105,40 @@ ALTER TABLE ONLY charge_totals
 ALTER TABLE ONLY charges
     ADD CONSTRAINT charges_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY charges_without_outbox
+    ADD CONSTRAINT charges_without_outbox_pkey PRIMARY KEY (charge_id);
+
 ALTER TABLE ONLY idempotency_keys
     ADD CONSTRAINT idempotency_keys_pkey PRIMARY KEY (principal, endpoint, key);
+
+ALTER TABLE ONLY operator_actions
+    ADD CONSTRAINT operator_actions_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY outbox
     ADD CONSTRAINT outbox_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY outbox
+    ADD CONSTRAINT outbox_places_are_taken_once UNIQUE (aggregate_id, sequence);
+
 ALTER TABLE ONLY processed_events
     ADD CONSTRAINT processed_events_pkey PRIMARY KEY (consumer, event_id);
+
+ALTER TABLE ONLY reconciliation
+    ADD CONSTRAINT reconciliation_pkey PRIMARY KEY (is_the_only_row);
 
 ALTER TABLE ONLY schema_migrations
     ADD CONSTRAINT schema_migrations_pkey PRIMARY KEY (number);
 
+CREATE INDEX charges_by_age ON charges USING brin (created_at) WITH (autosummarize='on');
+
+CREATE INDEX idempotency_keys_expiring ON idempotency_keys USING btree (expires_at) WHERE (status = 'COMPLETED'::text);
+
+CREATE INDEX idempotency_keys_started ON idempotency_keys USING btree (created_at) WHERE (status = 'STARTED'::text);
+
 CREATE INDEX outbox_due ON outbox USING btree (next_attempt_at, id) WHERE ((published_at IS NULL) AND (failed_at IS NULL));
 
 CREATE INDEX outbox_failed ON outbox USING btree (failed_at) WHERE (failed_at IS NOT NULL);
+
+CREATE INDEX outbox_published ON outbox USING btree (published_at) WHERE (published_at IS NOT NULL);
+
+CREATE INDEX processed_events_by_age ON processed_events USING btree (processed_at);

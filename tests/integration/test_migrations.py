@@ -1,5 +1,6 @@
 """Migrations: each file once, in order, whole or not at all."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -76,7 +77,9 @@ def test_an_empty_database_gets_every_file(connect_empty: Connect) -> None:
     connection = connect_empty()
     assert migrate(connection, SCHEMA) == NAMES
     assert ledger(connection) == NAMES
-    assert relations(connection) == {"charges", "idempotency_keys", "outbox", "processed_events", "charge_totals"}
+    created = re.findall(r"^CREATE TABLE (\w+)", (SCHEMA / "current.sql").read_text(), re.MULTILINE)
+    assert relations(connection) == set(created) - {"schema_migrations"}
+    assert "charges" in created
 
 
 def test_a_second_run_has_nothing_to_do(connect: Connect) -> None:
