@@ -102,7 +102,7 @@ def read(database: Database, principal: str, charge_id: UUID, *, deadline: float
     Raises NoSuchResource where it is nobody's or somebody else's, alike, and TemporarilyUnavailable.
     """
     parameters = {"charge_id": charge_id, "principal": principal}
-    rows = database.read(class_row(Charge), sql.READ_CHARGE, parameters, deadline=deadline)
+    rows = database.fetch_repeatable(class_row(Charge), sql.READ_CHARGE, parameters, deadline=deadline)
     if not rows:
         raise errors.NoSuchResource("The caller has no charge with this id.")
     return rows[0]

@@ -123,12 +123,12 @@ class Database:
                 cursor.execute(statement, parameters)
             return cursor.fetchall()
 
-    def read[R](
+    def fetch_repeatable[R](
         self, row: BaseRowFactory[R], statement: bytes, parameters: Parameters, *, deadline: float | None = None
     ) -> Sequence[R]:
-        """Runs one statement that writes nothing, and so may simply be run once more.
+        """Runs one statement that comes to the same when it is run twice, and so is simply run once more.
 
-        Raises TemporarilyUnavailable when the second run has no answer either.
+        Raises TemporarilyUnavailable when the second run has no answer either, and DatabaseFault as `fetch` does.
         """
         try:
             return self.fetch(row, statement, parameters, deadline=deadline)

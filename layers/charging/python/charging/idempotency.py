@@ -165,7 +165,7 @@ def find(database: Database, scope: Scope, *, deadline: float) -> StoredResponse
 
     Raises TemporarilyUnavailable.
     """
-    rows = database.read(
+    rows = database.fetch_repeatable(
         args_row(StoredResponse),
         sql.READ_STORED_RESPONSE,
         {"principal": scope.principal, "endpoint": scope.endpoint, "key": scope.key},

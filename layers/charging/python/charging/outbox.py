@@ -96,4 +96,4 @@ def complete(database: Database, completions: Sequence[Completion]) -> int:
 
 def measure(database: Database) -> Measurement:
     """Measures the outbox by the database's clock. Raises TemporarilyUnavailable."""
-    return database.read(class_row(Measurement), sql.MEASURE_OUTBOX, {})[0]
+    return database.fetch_repeatable(class_row(Measurement), sql.MEASURE_OUTBOX, {})[0]
