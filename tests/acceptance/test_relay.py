@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -133,27 +132,22 @@ def test_a_relay_that_is_killed_loses_nothing(
     """
     connection = connect()
     [event_id] = outbox.write(connection)
-    reached, let_go = threading.Event(), threading.Event()
+    hold = sns.Hold()
     if holding == "after it was accepted":
-        reached, broker.faults.answers_held_until = broker.has_accepted, let_go
+        broker.faults.intercept_answer = hold
     else:
-
-        def hold(_: list[sns.Entry]) -> sns.Answer:
-            reached.set()
-            let_go.wait(SECONDS)
-            return sns.Answer.error(500, "InternalError")
-
+        hold.answer = sns.HANG_UP
         broker.faults.intercept = hold
 
     environment = {**os.environ, **database_variables(database_url), **variables(broker)}
     with subprocess.Popen([sys.executable, "-c", RELAY], cwd=ROOT, env=environment) as process:
         try:
-            assert reached.wait(SECONDS)
+            assert hold.reached.wait(SECONDS)
             row = outbox.row(connection, event_id)
             assert (row.attempts, row.is_published) == (1, False)
         finally:
             process.kill()
-    let_go.set()
+    hold.let_go.set()
     broker.faults = sns.Faults()
 
     assert relay(sample("relay-schedule"))["claimed"] == 0, "the dead relay's lease has not ended"

@@ -237,11 +237,11 @@ class TestPublish:
         topic = Topic(broker.topic_arn, max_attempts=MAX_ATTEMPTS)
         connection = connect()
         [event_id] = outbox.write(connection)
-        answers = broker.faults.answers_held_until = threading.Event()
+        answers = broker.faults.intercept_answer = sns.Hold()
         assert relay.run_once(database, topic).results == Counter(POSTPONED=1)
         self._all_wait(connection)
         assert outbox.row(connection, event_id).last_error == "ReadTimeoutError"
-        answers.set()
+        answers.let_go.set()
         outbox.let_pass(connection, seconds=DELAY_SECONDS)
         assert relay.run_once(database, topic).results == Counter(PUBLISHED=1)
         assert [message.attributes["outboxId"] for message in broker.receive()] == [str(event_id)] * 2

@@ -27,7 +27,7 @@ from tests.support.invocation import Event, sample
 REGION = "eu-central-1"
 ENTRIES = 10
 BYTES = 262_144
-# A held answer ends with the test that holds it; this only bounds one that forgot.
+# A call that is held ends with the test that holds it; this only bounds one that forgot.
 HOLD_SECONDS = 60.0
 
 
@@ -77,19 +77,37 @@ def _everything_is_fine(_: list[Entry]) -> Answer | None:
     return None
 
 
+type Intercept = Callable[[list[Entry]], Answer | None]
+
+
+class Hold:
+    """An intercept that keeps every call waiting. `reached` is set by the first, and `let_go` is for the test to set."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+        # What each call is answered then.
+        self.answer: Answer | None = None
+
+    def __call__(self, _: list[Entry]) -> Answer | None:
+        self.reached.set()
+        self.let_go.wait(HOLD_SECONDS)
+        return self.answer
+
+
 @dataclass(slots=True)
 class Faults:
     """What a test wants to go wrong. Nothing, at first."""
 
     # Called with every call's entries before anything is accepted. An answer that it returns is the call's.
-    intercept: Callable[[list[Entry]], Answer | None] = _everything_is_fine
+    intercept: Intercept = _everything_is_fine
+    # Called once a call's entries are accepted. An answer that it returns is given in place of the broker's own.
+    intercept_answer: Intercept = _everything_is_fine
     refused: dict[UUID, Refusal] = field(default_factory=dict)
     # Neither accepted nor mentioned in the answer.
     forgotten: set[UUID] = field(default_factory=set)
     # Whether what is accepted reaches the queue; moto takes several milliseconds a message.
     delivers: bool = True
-    # Where set, whatever was accepted is not answered for until the event is set.
-    answers_held_until: threading.Event | None = None
 
 
 class Message(NamedTuple):
@@ -101,12 +119,16 @@ class Message(NamedTuple):
 
 
 class Broker:
-    """The topic and its queue. `calls` holds the entries of each call that reached the endpoint, oldest first."""
+    """The topic and its queue.
+
+    `calls` holds the entries of each call that reached the endpoint, oldest first; `accepted` the ids of the entries
+    that the broker took, once for each time.
+    """
 
     def __init__(self) -> None:
         self.faults = Faults()
         self.calls: list[list[Entry]] = []
-        self.has_accepted = threading.Event()
+        self.accepted: list[UUID] = []
         self._one_at_a_time = threading.Lock()
         self._sns = boto3.client("sns", region_name=REGION)
         self._sqs = boto3.client("sqs", region_name=REGION)
@@ -137,7 +159,15 @@ class Broker:
         """Listens, on the same port as before."""
         broker = self
 
+        class Server(http.server.ThreadingHTTPServer):
+            # Four relays with ten calls each; a connection that finds no room is tried again only after a second.
+            request_queue_size = 128
+
         class Endpoint(http.server.BaseHTTPRequestHandler):
+            # An answer leaves at once, and not when the other side has acknowledged the half of it.
+            wbufsize = -1
+            disable_nagle_algorithm = True
+
             def do_POST(self) -> None:
                 answer = broker.answer(self.rfile.read(int(self.headers["Content-Length"])))
                 if answer is HANG_UP:
@@ -154,7 +184,7 @@ class Broker:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self._port), Endpoint)
+        self._server = Server(("127.0.0.1", self._port), Endpoint)
         self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
@@ -181,11 +211,11 @@ class Broker:
         try:
             with self._one_at_a_time:
                 accepted = self._publish([entry for entry in entries if entry.id not in withheld])
+                self.accepted += map(UUID, accepted)
         except ClientError as refused:
             return Answer.error(400, refused.response["Error"]["Code"], refused.response["Error"]["Message"])
-        self.has_accepted.set()
-        if faults.answers_held_until is not None:
-            faults.answers_held_until.wait(HOLD_SECONDS)
+        if (answer := faults.intercept_answer(entries)) is not None:
+            return answer
         return _result(
             accepted, {entry.id: faults.refused[entry.id] for entry in entries if entry.id in faults.refused}
         )
@@ -235,8 +265,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         try:
             yield broker
         finally:
-            if broker.faults.answers_held_until is not None:
-                broker.faults.answers_held_until.set()
             broker.stop()
 
 
