@@ -81,7 +81,7 @@ type Intercept = Callable[[list[Entry]], Answer | None]
 
 
 class Hold:
-    """An intercept that keeps every call waiting. `reached` is set by the first, and `let_go` is for the test to set."""
+    """An intercept that keeps every call waiting: `reached` is set by the first, and the test sets `let_go`."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
