@@ -67,6 +67,7 @@ def _start_relay(up: Stack, endpoint: str) -> subprocess.Popen[bytes]:
         "RELAY_BUDGET_SECONDS": "0",
         "RELAY_POLL_MS": "250",
         "RELAY_MAX_ATTEMPTS": "10",
+        "RELAY_PARKED_HEAD": "block",
     }
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 

@@ -18,12 +18,13 @@ def database() -> Database:
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Emits OutboxOldestAge, OutboxPending and OutboxFailed; without a database it fails, and so emits nothing."""
+    """Emits OutboxOldestAge, OutboxPending, OutboxFailed and XminAge; without a database it fails and emits none."""
     try:
         measured = outbox.measure(database())
     except Exception:
         telemetry.logger("monitor").exception("measurement_failed")
         raise
     telemetry.emit("Seconds", {"OutboxOldestAge": measured.oldest_age_seconds})
-    telemetry.emit("Count", {"OutboxPending": measured.pending, "OutboxFailed": measured.failed})
+    counts = {"OutboxPending": measured.pending, "OutboxFailed": measured.failed, "XminAge": measured.xmin_age}
+    telemetry.emit("Count", counts)
     return asdict(measured)

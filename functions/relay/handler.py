@@ -30,18 +30,30 @@ def topic() -> Topic:
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Relays until its time budget ends, and counts, logs and returns what the run came to."""
+    """Relays until its time budget ends, and logs and returns what the run came to.
+
+    Only a run that has ended well counts as one: `RelayRuns` is the relay's sign of life.
+    """
     try:
-        run = relay.run(
-            database(),
-            topic(),
-            budget_seconds=settings().budget_seconds,
-            poll_seconds=settings().poll_ms / 1000,
-            remaining_seconds=lambda: context.get_remaining_time_in_millis() / 1000,
-        )
+        summary = relay_events(context)
     except Exception:
         telemetry.logger("relay").exception("relay_run_failed")
         raise
+    telemetry.emit("Count", {"RelayRuns": 1})
+    telemetry.logger("relay").info("relay_run", **summary)
+    return summary
+
+
+def relay_events(context: LambdaContext) -> dict[str, Any]:
+    """Counts what became of the events, and raises what ended the run before its time."""
+    run = relay.run(
+        database(),
+        topic(),
+        budget_seconds=settings().budget_seconds,
+        poll_seconds=settings().poll_ms / 1000,
+        parked_blocks=settings().parked_head == "block",
+        remaining_seconds=lambda: context.get_remaining_time_in_millis() / 1000,
+    )
     published, returned = run.results["PUBLISHED"], run.results["RETURNED"]
     counts = {
         "EventsPublished": published,
@@ -49,6 +61,11 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
         "lease_lost": run.lease_lost,
     }
     telemetry.emit("Count", counts, destination=topic().name)
-    summary: dict[str, Any] = {"claimed": run.claimed, "results": dict(run.results), "lease_lost": run.lease_lost}
-    telemetry.logger("relay").info("relay_run", **summary)
-    return summary
+    if run.error is not None:
+        raise run.error
+    return {
+        "claimed": run.claimed,
+        "results": dict(run.results),
+        "lease_lost": run.lease_lost,
+        "unmarked": run.unmarked,
+    }

@@ -33,7 +33,9 @@ def figures(output: str) -> dict[str, float]:
 def test_an_empty_outbox_is_measured_as_zero(monitor: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
     """No figure at all would be an alarm."""
     monitor(sample("monitor-schedule"))
-    assert figures(capsys.readouterr().out) == {"OutboxOldestAge": 0, "OutboxPending": 0, "OutboxFailed": 0}
+    measured = figures(capsys.readouterr().out)
+    assert measured.keys() == {"OutboxOldestAge", "OutboxPending", "OutboxFailed", "XminAge"}
+    assert (measured["OutboxOldestAge"], measured["OutboxPending"], measured["OutboxFailed"]) == (0, 0, 0)
 
 
 def test_a_dead_relay_shows(monitor: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:

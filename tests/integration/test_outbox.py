@@ -17,7 +17,7 @@ from charging.outbox import ClaimedEvent, Completion
 from tests.conftest import Connect
 from tests.support import deployment
 from tests.support import outbox as table
-from tests.support.wire import Sender, Wire, silent
+from tests.support.wire import Sender, Wire, lose_answer, silent
 
 LEASE_SECONDS = 30.0
 HOURS = 3600
@@ -257,14 +257,31 @@ class TestComplete:
         assert outbox.complete(database, [Completion(event, "PUBLISHED")]) == 0
         assert table.row(connection, event_id).is_published
 
-    def test_a_completion_twice_is_a_lost_lease(self, connect: Connect, database: Database) -> None:
-        """A published row is not parked, postponed or published again."""
+    @pytest.mark.parametrize("again", ["PUBLISHED", "FAILED", "POSTPONED"])
+    def test_a_completion_twice_changes_nothing_more(
+        self, again: outbox.Result, connect: Connect, database: Database
+    ) -> None:
+        """A published row is not parked, postponed or published again; and its lease was not lost, but used."""
         connection = connect()
         [event_id] = table.write(connection)
         event = claim_one(database)
         outbox.complete(database, [Completion(event, "PUBLISHED")])
-        assert outbox.complete(database, [Completion(event, "FAILED", "too late")]) == 1
-        assert table.row(connection, event_id).is_published
+        before = table.row(connection, event_id)
+        assert outbox.complete(database, [Completion(event, again, "too late")]) == 0
+        after = table.row(connection, event_id)
+        assert (after.is_published, after.is_failed, after.last_error) == (True, False, None)
+        assert (after.attempts, after.refusals) == (before.attempts, before.refusals)
+
+    def test_a_confirmation_that_is_lost_costs_no_lease(self, connect: Connect, database_url: str) -> None:
+        """The connection dies with the mark committed: it is made once more, and finds itself."""
+        connection = connect()
+        ids = table.write(connection, count=3)
+        with Wire(database_url) as wire, deployment.database(wire.url) as database:
+            events = claim(database)
+            wire.judge = lose_answer(after="B")
+            assert outbox.complete(database, [Completion(event, "PUBLISHED") for event in events]) == 0
+            assert wire.connections == 2
+        assert all(row.is_published for row in table.rows(connection, ids))
 
     def test_results_of_many_kinds_go_down_in_one_statement(self, connect: Connect, database: Database) -> None:
         """Each row gets its own result and its own error."""
@@ -336,7 +353,8 @@ def assert_ordinary(connection: table.Connection, database: Database) -> None:
     table.let_pass(connection, seconds=1)
     event = claim_one(database)
     outbox.complete(database, [Completion(event, "PUBLISHED")])
-    assert outbox.measure(database) == outbox.Measurement(0, 0, 0)
+    measured = outbox.measure(database)
+    assert (measured.oldest_age_seconds, measured.pending, measured.failed) == (0, 0, 0)
 
 
 class TestMeasure:
@@ -344,7 +362,19 @@ class TestMeasure:
 
     def test_an_empty_outbox_has_no_age(self, database: Database) -> None:
         """Zero is measured, since a metric that is missing is an alarm."""
-        assert outbox.measure(database) == outbox.Measurement(oldest_age_seconds=0, pending=0, failed=0)
+        measured = outbox.measure(database)
+        assert (measured.oldest_age_seconds, measured.pending, measured.failed) == (0, 0, 0)
+
+    def test_a_snapshot_that_is_held_open_grows_old(self, connect: Connect, database: Database) -> None:
+        """The age is that of the oldest one that anybody holds, in transactions that others made since."""
+        holder, writer = connect(), connect()
+        with holder.transaction():
+            holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT FROM outbox")
+            for _ in range(500):
+                writer.execute("SELECT pg_current_xact_id()")
+            assert outbox.measure(database).xmin_age >= 500
+        assert outbox.measure(database).xmin_age < 500
 
     def test_the_age_is_that_of_the_oldest_waiting_row(self, connect: Connect, database: Database) -> None:
         """Retries do not make a row younger, and rows that are settled are no longer waited for."""

@@ -42,6 +42,7 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
     "READ_CHARGE": {"charge_id": UUID(int=2), "principal": "alice"},
     "READ_STORED_RESPONSE": CALLER,
     "CLAIM_EVENTS": {"limit": 100, "lease_seconds": 30},
+    "CLAIM_EVENTS_IN_ORDER": {"limit": 100, "lease_seconds": 30, "parked_blocks": True},
     "COMPLETE_EVENTS": {"ids": [UUID(int=3)], "attempts": [1], "outcomes": ["PUBLISHED"], "errors": [None]},
     "MEASURE_OUTBOX": {},
     "RECORD_DELIVERY": {"consumer": "charge_totals", "event_id": UUID(int=3)},
@@ -53,6 +54,7 @@ ROW_TYPES: Mapping[str, type[Any]] = {
     "CREATE_CHARGE": ClaimRow,
     "READ_CHARGE": Charge,
     "CLAIM_EVENTS": ClaimedEvent,
+    "CLAIM_EVENTS_IN_ORDER": ClaimedEvent,
     "MEASURE_OUTBOX": Measurement,
 }
 

@@ -62,6 +62,28 @@ def write(connection: Connection, *payloads: str | None, count: int = 1) -> list
     return ids
 
 
+def write_aggregates(connection: Connection, *, aggregates: int, events: int) -> dict[UUID, list[UUID]]:
+    """Writes several events of each aggregate, all due, and returns each one's ids in the order of their places.
+
+    The rows are written in an order of their own, and each is due at a moment of its own.
+    """
+    ids = {uuid4(): [uuid4() for _ in range(events)] for _ in range(aggregates)}
+    rows = [
+        (event_id, aggregate, payload(event_id), place)
+        for aggregate, its in ids.items()
+        for place, event_id in enumerate(its, start=1)
+    ]
+    with connection.transaction(), connection.cursor() as cursor:
+        cursor.executemany(
+            """
+            INSERT INTO outbox (id, event_type, aggregate_id, payload, sequence, next_attempt_at)
+            VALUES (%s, 'ChargeCreated', %s, %s, %s, now() - random() * interval '1 hour')
+            """,
+            sorted(rows),  # by ids that are random
+        )
+    return ids
+
+
 def rows(connection: Connection, ids: Iterable[UUID] | None = None) -> list[Row]:
     """The rows as they are now, in the order of the ids, or all of them in the order of their making."""
     found = (

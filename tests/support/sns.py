@@ -38,6 +38,8 @@ class Entry:
     id: UUID
     message: str
     attributes: Mapping[str, tuple[str, str]]
+    group: str | None = None
+    deduplication_id: str | None = None
 
     @property
     def size(self) -> int:
@@ -108,6 +110,10 @@ class Faults:
     forgotten: set[UUID] = field(default_factory=set)
     # Whether what is accepted reaches the queue; moto takes several milliseconds a message.
     delivers: bool = True
+    # The topic's MaximumMessageSize, where somebody has set it.
+    topic_bytes: int | None = None
+    # Where set, the answer to a question after the topic's attributes.
+    attributes: Answer | None = None
 
 
 class Message(NamedTuple):
@@ -123,17 +129,25 @@ class Broker:
 
     `calls` holds the entries of each call that reached the endpoint, oldest first; `accepted` the ids of the entries
     that the broker took, once for each time.
+
+    With `is_ordered` both are FIFO.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ordered: bool = False) -> None:
         self.faults = Faults()
         self.calls: list[list[Entry]] = []
         self.accepted: list[UUID] = []
+        self.questions = 0  # after the topic's attributes
         self._one_at_a_time = threading.Lock()
         self._sns = boto3.client("sns", region_name=REGION)
         self._sqs = boto3.client("sqs", region_name=REGION)
-        self.topic_arn = self._sns.create_topic(Name="charge-events")["TopicArn"]
-        self._queue_url = self._sqs.create_queue(QueueName="totals")["QueueUrl"]
+        suffix = ".fifo" if is_ordered else ""
+        self.topic_arn = self._sns.create_topic(
+            Name=f"charge-events{suffix}", Attributes={"FifoTopic": "true"} if is_ordered else {}
+        )["TopicArn"]
+        self._queue_url = self._sqs.create_queue(
+            QueueName=f"totals{suffix}", Attributes={"FifoQueue": "true"} if is_ordered else {}
+        )["QueueUrl"]
         queue_arn = self._sqs.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=["QueueArn"])
         self._sns.subscribe(
             TopicArn=self.topic_arn,
@@ -197,12 +211,16 @@ class Broker:
 
     def answer(self, request: bytes) -> Answer:
         """Publishes what the faults let through, and answers as SNS does."""
-        entries = _entries(request)
+        fields = {name: values[0] for name, values in parse_qs(request.decode(), keep_blank_values=True).items()}
+        if fields["Action"] == "GetTopicAttributes":
+            self.questions += 1
+            return self.faults.attributes or _attributes(self.topic_arn, self.faults.topic_bytes)
+        entries = _entries(fields)
         with self._one_at_a_time:
             self.calls.append(entries)
         if (answer := self.faults.intercept(entries)) is not None:
             return answer
-        if sum(entry.size for entry in entries) > BYTES:
+        if sum(entry.size for entry in entries) > (self.faults.topic_bytes or BYTES):
             return Answer.error(400, "BatchRequestTooLong")
         if len(entries) > ENTRIES:
             return Answer.error(400, "TooManyEntriesInBatchRequest")
@@ -223,16 +241,7 @@ class Broker:
     def _publish(self, entries: list[Entry]) -> dict[str, str]:
         if not entries or not self.faults.delivers:
             return {str(entry.id): str(uuid4()) for entry in entries}
-        requests: list[PublishBatchRequestEntryTypeDef] = [
-            {
-                "Id": str(entry.id),
-                "Message": entry.message,
-                "MessageAttributes": {
-                    name: {"DataType": kind, "StringValue": value} for name, (kind, value) in entry.attributes.items()
-                },
-            }
-            for entry in entries
-        ]
+        requests = [_request(entry) for entry in entries]
         answer = self._sns.publish_batch(TopicArn=self.topic_arn, PublishBatchRequestEntries=requests)
         return {entry["Id"]: entry["MessageId"] for entry in answer["Successful"]}
 
@@ -256,11 +265,26 @@ class Broker:
                 yield message
 
 
+def _request(entry: Entry) -> PublishBatchRequestEntryTypeDef:
+    request: PublishBatchRequestEntryTypeDef = {
+        "Id": str(entry.id),
+        "Message": entry.message,
+        "MessageAttributes": {
+            name: {"DataType": kind, "StringValue": value} for name, (kind, value) in entry.attributes.items()
+        },
+    }
+    if entry.group is not None:
+        request["MessageGroupId"] = entry.group
+    if entry.deduplication_id is not None:
+        request["MessageDeduplicationId"] = entry.deduplication_id
+    return request
+
+
 @contextlib.contextmanager
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+def serve(monkeypatch: pytest.MonkeyPatch, *, is_ordered: bool = False) -> Iterator[Broker]:
     """Runs a broker for as long as the block lasts, where every SNS client made meanwhile finds it."""
     with mock_aws(config={"core": {"mock_credentials": True, "passthrough": {"urls": [r"http://127\.0\.0\.1:.*"]}}}):
-        broker = Broker()
+        broker = Broker(is_ordered=is_ordered)
         monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", broker.endpoint_url)
         try:
             yield broker
@@ -288,8 +312,18 @@ def subscriber_event(messages: Iterable[Message]) -> Event:
     return event
 
 
-def _entries(request: bytes) -> list[Entry]:
-    fields = {name: values[0] for name, values in parse_qs(request.decode(), keep_blank_values=True).items()}
+def _attributes(topic_arn: str, maximum: int | None) -> Answer:
+    given = {"TopicArn": topic_arn} | ({} if maximum is None else {"MaximumMessageSize": str(maximum)})
+    entries = "".join(f"<entry><key>{name}</key><value>{value}</value></entry>" for name, value in given.items())
+    return Answer(
+        200,
+        '<GetTopicAttributesResponse xmlns="http://sns.amazonaws.com/doc/2010-03-31/"><GetTopicAttributesResult>'
+        f"<Attributes>{entries}</Attributes></GetTopicAttributesResult>"
+        f"<ResponseMetadata><RequestId>{uuid4()}</RequestId></ResponseMetadata></GetTopicAttributesResponse>",
+    )
+
+
+def _entries(fields: Mapping[str, str]) -> list[Entry]:
     assert fields["Action"] == "PublishBatch"
     entries: list[Entry] = []
     while (entry := f"PublishBatchRequestEntries.member.{len(entries) + 1}") + ".Id" in fields:
@@ -299,7 +333,15 @@ def _entries(request: bytes) -> list[Entry]:
                 fields[attribute + ".Value.DataType"],
                 fields[attribute + ".Value.StringValue"],
             )
-        entries.append(Entry(UUID(fields[entry + ".Id"]), fields[entry + ".Message"], attributes))
+        entries.append(
+            Entry(
+                UUID(fields[entry + ".Id"]),
+                fields[entry + ".Message"],
+                attributes,
+                fields.get(entry + ".MessageGroupId"),
+                fields.get(entry + ".MessageDeduplicationId"),
+            )
+        )
     return entries
 
 

@@ -22,6 +22,7 @@ COMPLETE: dict[type[Settings], dict[str, str]] = {
         "RELAY_BUDGET_SECONDS": "60",
         "RELAY_POLL_MS": "250",
         "RELAY_MAX_ATTEMPTS": "10",
+        "RELAY_PARKED_HEAD": "block",
     },
 }
 KINDS = list(COMPLETE)

@@ -28,7 +28,7 @@ def claimed(draw: st.DrawFn) -> ClaimedEvent:
     """An event whose payload is about as large as drawn, and exactly so where its characters are bytes."""
     character = draw(characters)
     payload = character * (draw(sizes) // len(character.encode()))
-    return ClaimedEvent(UUID(int=draw(st.integers(0, 2**128 - 1))), "ChargeCreated", payload, 1, 0)
+    return ClaimedEvent(UUID(int=draw(st.integers(0, 2**128 - 1))), "ChargeCreated", UUID(int=0), payload, 1, 0)
 
 
 def size(event: ClaimedEvent) -> int:
@@ -45,7 +45,7 @@ events = st.lists(claimed(), max_size=30, unique_by=lambda event: event.id)
 @relaxed
 def test_every_event_is_in_one_call_or_set_aside(given_events: list[ClaimedEvent]) -> None:
     """Nothing is lost or doubled, and what is sent keeps its order."""
-    calls, oversized = _pack(given_events)
+    calls, oversized = _pack(given_events, BYTES)
     assert [event for call in calls for event in call] == [event for event in given_events if event not in oversized]
     assert all(event in given_events for event in oversized)
 
@@ -54,7 +54,7 @@ def test_every_event_is_in_one_call_or_set_aside(given_events: list[ClaimedEvent
 @relaxed
 def test_no_call_is_over_a_quota(given_events: list[ClaimedEvent]) -> None:
     """A call has 1 to 10 entries, whose bodies and attributes are 256 KiB at most."""
-    calls, _ = _pack(given_events)
+    calls, _ = _pack(given_events, BYTES)
     assert all(1 <= len(call) <= ENTRIES for call in calls)
     assert all(sum(map(size, call)) <= BYTES for call in calls)
 
@@ -63,7 +63,7 @@ def test_no_call_is_over_a_quota(given_events: list[ClaimedEvent]) -> None:
 @relaxed
 def test_only_what_fits_into_no_call_is_set_aside(given_events: list[ClaimedEvent]) -> None:
     """An event is oversized when it alone is over 256 KiB, and not by a byte less."""
-    _, oversized = _pack(given_events)
+    _, oversized = _pack(given_events, BYTES)
     assert oversized == [event for event in given_events if size(event) > BYTES]
 
 
@@ -71,7 +71,7 @@ def test_only_what_fits_into_no_call_is_set_aside(given_events: list[ClaimedEven
 @relaxed
 def test_no_call_is_begun_while_there_is_room_in_the_one_before(given_events: list[ClaimedEvent]) -> None:
     """The first event of each further call would have burst the call before it: there are no more calls than needed."""
-    calls, _ = _pack(given_events)
+    calls, _ = _pack(given_events, BYTES)
     assert all(
         len(call) == ENTRIES or sum(map(size, call)) + size(following[0]) > BYTES for call, following in pairwise(calls)
     )

@@ -43,6 +43,7 @@ class ClaimedEvent:
 
     id: UUID
     event_type: str
+    aggregate_id: UUID
     payload: str
     attempts: int
     refusals: int
@@ -62,26 +63,48 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How much waits: the oldest waiting event's age in seconds (0 when none waits), and two counts."""
+    """How much waits: the oldest waiting event's age in seconds (0 when none waits), and two counts.
+
+    `xmin_age` is how many transactions ago the oldest snapshot was taken that is still held by anybody. While it
+    grows, no dead row can be removed, and claiming gets slower.
+    """
 
     oldest_age_seconds: float
     pending: int
     failed: int
+    xmin_age: int
 
 
 def claim(database: Database, *, limit: int, lease_seconds: float) -> Sequence[ClaimedEvent]:
-    """Leases up to `limit` due events, those that have been due longest. No transaction stays open."""
+    """Leases up to `limit` due events, those that have been due longest. No transaction stays open.
+
+    Raises as `Database.fetch` does. What a lost connection has claimed is due again when its lease has ended.
+    """
     return database.fetch(class_row(ClaimedEvent), sql.CLAIM_EVENTS, {"limit": limit, "lease_seconds": lease_seconds})
+
+
+def claim_in_order(
+    database: Database, *, limit: int, lease_seconds: float, parked_blocks: bool
+) -> Sequence[ClaimedEvent]:
+    """Leases as `claim` does, at most one event of each aggregate, and that its earliest unpublished one.
+
+    So an event is sent only after all of its aggregate that come before it, by however many relays. With
+    `parked_blocks` an event that is parked holds up those after it, until an operator decides; without, it is passed
+    over.
+    """
+    parameters = {"limit": limit, "lease_seconds": lease_seconds, "parked_blocks": parked_blocks}
+    return database.fetch(class_row(ClaimedEvent), sql.CLAIM_EVENTS_IN_ORDER, parameters)
 
 
 def complete(database: Database, completions: Sequence[Completion]) -> int:
     """Writes the results down in one statement and returns how many leases had been lost.
 
-    A lost lease changes nothing: another relay has claimed the event since, and answers for it.
+    A lost lease changes nothing: another relay has claimed the event since, and answers for it. Raises as
+    `Database.fetch_repeatable` does.
     """
     if not completions:
         return 0
-    kept = database.fetch(
+    kept = database.fetch_repeatable(
         scalar_row,
         sql.COMPLETE_EVENTS,
         {

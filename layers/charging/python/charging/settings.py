@@ -1,7 +1,7 @@
 """What a function is told by its environment: read once, at first use, and frozen."""
 
 import os
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -57,3 +57,5 @@ class RelaySettings(DatabaseSettings):
     budget_seconds: int = Field(alias="RELAY_BUDGET_SECONDS", ge=0)
     poll_ms: int = Field(alias="RELAY_POLL_MS", ge=10)
     max_attempts: int = Field(alias="RELAY_MAX_ATTEMPTS", ge=1)
+    # With a FIFO topic alone: what becomes of an aggregate's later events while one of them is parked.
+    parked_head: Literal["block", "skip"] = Field(alias="RELAY_PARKED_HEAD")

@@ -3,9 +3,11 @@
 The only module that imports the AWS SDK; the charge's path never loads it.
 """
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import boto3
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient
     from mypy_boto3_sns.type_defs import BatchResultErrorEntryTypeDef, PublishBatchRequestEntryTypeDef
 
-# Quotas of PublishBatch. The size is that of all bodies and attributes of a call together.
+# Quotas of PublishBatch. The size is that of all bodies and attributes of a call together; a topic may have another.
 ENTRIES_PER_CALL = 10
 BYTES_PER_CALL = 256 * 1024
 
@@ -50,11 +52,15 @@ class Topic:
     """One SNS topic. `max_attempts` bounds how often an event that the broker refuses is offered again.
 
     The refusal of a whole call is held against the one event in it only when the topic has accepted some other event.
+
+    `is_ordered` tells a FIFO topic, where an event's group is its aggregate. On a standard topic the group is the
+    event's principal, which SQS queues take for fairness: a principal with many events delays nobody else's.
     """
 
     def __init__(self, arn: str, *, max_attempts: int) -> None:
         self.arn = arn
         self.name = arn.rpartition(":")[2]
+        self.is_ordered = arn.endswith(".fifo")
         self._max_attempts = max_attempts
         # No retries below us: the row's own schedule is the retry, and a call then has a known worst case.
         self._client: SNSClient = boto3.client(
@@ -69,26 +75,51 @@ class Topic:
             ),
         )
         self._has_accepted = False
+        self._bytes_per_call: int | None = None
         self._calls = ThreadPoolExecutor(CALLS_IN_FLIGHT, thread_name_prefix="publish")
 
     def publish(self, events: Sequence[ClaimedEvent]) -> Iterator[list[Completion]]:
         """Sends the events and yields their results as the calls end, every event's exactly once.
 
         Sends as much as can be in flight at once, so that no event waits for another's call to end, and returns the
-        rest. Never raises for what the broker or the network do: that is a result too.
+        rest. Never raises for what the broker or the network do: that is a result too. A mistake of ours in one call
+        is raised when the other calls have ended and their results are out.
         """
-        calls, oversized = _pack(events)
+        if not events:
+            return
+        limit = self._limit()
+        calls, oversized = _pack(events, limit or BYTES_PER_CALL)
         if oversized:
-            yield [
-                Completion(event, "FAILED", f"The event is larger than the {BYTES_PER_CALL} bytes that SNS accepts.")
-                for event in oversized
-            ]
+            yield [self._too_large(event, limit) for event in oversized]
         if returned := [event for call in calls[CALLS_IN_FLIGHT:] for event in call]:
             yield [Completion(event, "RETURNED") for event in returned]
         pending = {self._calls.submit(self._send, call) for call in calls[:CALLS_IN_FLIGHT]}
+        mistakes: list[BaseException] = []
         while pending:
             ended, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield [completion for call in ended for completion in call.result()]
+            mistakes += [mistake for call in ended if (mistake := call.exception())]
+            yield [completion for call in ended if not call.exception() for completion in call.result()]
+        if mistakes:
+            raise mistakes[0]
+
+    def _limit(self) -> int | None:
+        """Returns the topic's own limit for a call in bytes, asked for once; None as long as it cannot be learnt."""
+        if self._bytes_per_call is None:
+            try:
+                attributes = self._client.get_topic_attributes(TopicArn=self.arn)["Attributes"]
+            except (ClientError, BotoCoreError, ResponseParserError):
+                return None
+            # SNS mentions it only where somebody has set it.
+            self._bytes_per_call = int(attributes.get("MaximumMessageSize", BYTES_PER_CALL))
+        return self._bytes_per_call
+
+    @staticmethod
+    def _too_large(event: ClaimedEvent, limit: int | None) -> Completion:
+        if limit is None:
+            return Completion(
+                event, "POSTPONED", "The event needs a topic with a raised size, and the topic's could not be read."
+            )
+        return Completion(event, "FAILED", f"The event is larger than the {limit} bytes that the topic accepts.")
 
     def _send(self, events: Sequence[ClaimedEvent]) -> list[Completion]:
         completions, suspects = self._offer(events)
@@ -106,7 +137,7 @@ class Topic:
         """
         try:
             answer = self._client.publish_batch(
-                TopicArn=self.arn, PublishBatchRequestEntries=[_entry(event) for event in events]
+                TopicArn=self.arn, PublishBatchRequestEntries=[self._entry(event) for event in events]
             )
         except ClientError as refused:
             code = refused.response["Error"]["Code"]
@@ -125,6 +156,22 @@ class Topic:
         refusals = {entry["Id"]: entry for entry in answer.get("Failed", [])}
         return [self._judge(event, accepted, refusals.get(str(event.id))) for event in events], []
 
+    def _entry(self, event: ClaimedEvent) -> "PublishBatchRequestEntryTypeDef":
+        entry: PublishBatchRequestEntryTypeDef = {
+            "Id": str(event.id),
+            "Message": event.payload,
+            "MessageAttributes": {
+                "eventType": {"DataType": "String", "StringValue": event.event_type},
+                "outboxId": {"DataType": "String", "StringValue": str(event.id)},
+            },
+        }
+        if self.is_ordered:
+            entry["MessageGroupId"] = str(event.aggregate_id)
+            entry["MessageDeduplicationId"] = str(event.id)
+        elif group := _fair_group(event.payload):
+            entry["MessageGroupId"] = group
+        return entry
+
     def _judge(
         self, event: ClaimedEvent, accepted: Collection[str], refusal: "BatchResultErrorEntryTypeDef | None"
     ) -> Completion:
@@ -141,36 +188,37 @@ class Topic:
         return Completion(event, "REFUSED", error)
 
 
-def _entry(event: ClaimedEvent) -> "PublishBatchRequestEntryTypeDef":
-    return {
-        "Id": str(event.id),
-        "Message": event.payload,
-        "MessageAttributes": {
-            "eventType": {"DataType": "String", "StringValue": event.event_type},
-            "outboxId": {"DataType": "String", "StringValue": str(event.id)},
-        },
-    }
-
-
 def _size(event: ClaimedEvent) -> int:
     """Counts what SNS counts: the body, and each attribute's name, type and value."""
     attributes = len("eventType" + "String" + event.event_type) + len("outboxId" + "String") + len(str(event.id))
     return len(event.payload.encode()) + attributes
 
 
-def _pack(events: Sequence[ClaimedEvent]) -> tuple[list[list[ClaimedEvent]], list[ClaimedEvent]]:
+def _fair_group(payload: str) -> str | None:
+    """Returns what stands for the event's principal, in the alphabet and length that SNS wants of a group.
+
+    None for an event that names no principal: whoever wrote it, it is not for the relay to hold it up.
+    """
+    try:
+        principal = json.loads(payload)["principal"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return sha256(json.dumps(principal).encode()).hexdigest()
+
+
+def _pack(events: Sequence[ClaimedEvent], limit: int) -> tuple[list[list[ClaimedEvent]], list[ClaimedEvent]]:
     """Fills calls up to the quotas, in the events' order, and sets those aside that fit into none."""
     calls: list[list[ClaimedEvent]] = []
     oversized: list[ClaimedEvent] = []
     room = 0
     for event in events:
         size = _size(event)
-        if size > BYTES_PER_CALL:
+        if size > limit:
             oversized.append(event)
             continue
         if not calls or len(calls[-1]) == ENTRIES_PER_CALL or size > room:
             calls.append([])
-            room = BYTES_PER_CALL
+            room = limit
         calls[-1].append(event)
         room -= size
     return calls, oversized

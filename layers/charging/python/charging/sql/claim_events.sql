@@ -16,4 +16,4 @@ SET attempts = attempts + 1,
     next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
 FROM due
 WHERE outbox.id = due.id
-RETURNING outbox.id, outbox.event_type, outbox.payload, outbox.attempts, outbox.refusals
+RETURNING outbox.id, outbox.event_type, outbox.aggregate_id, outbox.payload, outbox.attempts, outbox.refusals

@@ -1,4 +1,4 @@
--- Writes down what became of claimed events, and returns the ids that were still this claim's to complete.
+-- Writes down what became of claimed events, and returns the ids that were this claim's to complete.
 -- `attempts` is the fencing number: where another relay has claimed the row since, nothing matches.
 --
 --   PUBLISHED  the broker accepted it
@@ -7,6 +7,7 @@
 --   POSTPONED  the broker could not be reached or was overloaded: due again later, nothing held against it
 --   RETURNED   not sent, since the claim held more calls than fit into one sweep: due again at once
 --
+-- May be run twice: what the first run settled under this number is not settled again, and is returned again.
 -- The delay before the next attempt doubles from 1 second to 60 at most, so that events flow within a minute
 -- of an outage's end, and is spread over its upper half, so that they do not all come back in one instant.
 -- Finds the rows by primary key and locks them until the statement's own commit.
@@ -14,19 +15,28 @@ WITH result AS (
     SELECT id, attempts, outcome, error
     FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(outcomes)s::text[], %(errors)s::text[])
         AS result (id, attempts, outcome, error)
+),
+settled_before AS (
+    SELECT outbox.id
+    FROM outbox
+    JOIN result USING (id, attempts)
+    WHERE published_at IS NOT NULL OR failed_at IS NOT NULL
+),
+completed AS (
+    UPDATE outbox
+    SET published_at = CASE WHEN outcome = 'PUBLISHED' THEN now() END,
+        failed_at = CASE WHEN outcome = 'FAILED' THEN now() END,
+        refusals = refusals + CASE WHEN outcome IN ('REFUSED', 'FAILED') THEN 1 ELSE 0 END,
+        next_attempt_at = CASE
+            WHEN outcome IN ('REFUSED', 'POSTPONED')
+                THEN now() + make_interval(secs => least(60, 2 ^ least(outbox.attempts - 1, 6)) * (0.5 + random() / 2))
+            ELSE now()
+        END,
+        last_error = CASE WHEN outcome = 'RETURNED' THEN last_error ELSE error END
+    FROM result
+    WHERE outbox.id = result.id
+      AND outbox.attempts = result.attempts
+      AND published_at IS NULL AND failed_at IS NULL
+    RETURNING outbox.id
 )
-UPDATE outbox
-SET published_at = CASE WHEN outcome = 'PUBLISHED' THEN now() END,
-    failed_at = CASE WHEN outcome = 'FAILED' THEN now() END,
-    refusals = refusals + CASE WHEN outcome IN ('REFUSED', 'FAILED') THEN 1 ELSE 0 END,
-    next_attempt_at = CASE
-        WHEN outcome IN ('REFUSED', 'POSTPONED')
-            THEN now() + make_interval(secs => least(60, 2 ^ least(outbox.attempts - 1, 6)) * (0.5 + random() / 2))
-        ELSE now()
-    END,
-    last_error = CASE WHEN outcome = 'RETURNED' THEN last_error ELSE error END
-FROM result
-WHERE outbox.id = result.id
-  AND outbox.attempts = result.attempts
-  AND published_at IS NULL AND failed_at IS NULL
-RETURNING outbox.id
+SELECT id FROM settled_before UNION ALL SELECT id FROM completed

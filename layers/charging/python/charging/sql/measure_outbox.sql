@@ -1,5 +1,10 @@
 -- How much waits in the outbox and for how long. Uses the partial index outbox_due; the failed rows are
 -- counted by the index outbox_failed.
+--
+-- And what keeps the queue's dead rows from being removed: how many transactions ago the oldest snapshot was taken
+-- that somebody still holds, be it a session, a replication slot or a prepared transaction. This statement's own is
+-- not counted, and those of other databases hold up nothing here. What sessions of other roles hold shows only to a
+-- member of pg_read_all_stats.
 SELECT
     (
         SELECT COALESCE(EXTRACT(EPOCH FROM now() - min(created_at)), 0)::float8
@@ -7,4 +12,16 @@ SELECT
         WHERE published_at IS NULL AND failed_at IS NULL
     ) AS oldest_age_seconds,
     (SELECT count(*) FROM outbox WHERE published_at IS NULL AND failed_at IS NULL) AS pending,
-    (SELECT count(*) FROM outbox WHERE failed_at IS NOT NULL) AS failed
+    (SELECT count(*) FROM outbox WHERE failed_at IS NOT NULL) AS failed,
+    (
+        SELECT COALESCE(max(age(held)), 0)
+        FROM (
+            SELECT unnest(ARRAY[backend_xmin, backend_xid])
+            FROM pg_stat_activity
+            WHERE pid <> pg_backend_pid() AND (datname = current_database() OR datname IS NULL)
+            UNION ALL
+            SELECT xmin FROM pg_replication_slots
+            UNION ALL
+            SELECT transaction FROM pg_prepared_xacts WHERE database = current_database()
+        ) AS horizon (held)
+    ) AS xmin_age

@@ -1,0 +1,28 @@
+-- Leases due events as claim_events.sql does, and of each aggregate only the one that is next: while an event is not
+-- published, no later one of its aggregate is claimed, by whichever relay. A parked event holds its followers up when
+-- `parked_blocks` is true, and is passed over when it is false.
+--
+-- An event is sent only after its forerunner has been marked, so it takes a sweep of its own. Uses the partial index
+-- outbox_due, and for each row that it finds there the index of outbox_places_are_taken_once. Locks as claim_events.sql.
+WITH due AS (
+    SELECT id
+    FROM outbox AS next
+    WHERE published_at IS NULL AND failed_at IS NULL AND next_attempt_at <= now()
+      AND NOT EXISTS (
+          SELECT
+          FROM outbox AS earlier
+          WHERE earlier.aggregate_id = next.aggregate_id
+            AND earlier.sequence < next.sequence
+            AND earlier.published_at IS NULL
+            AND (earlier.failed_at IS NULL OR %(parked_blocks)s)
+      )
+    ORDER BY next_attempt_at, id
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE outbox
+SET attempts = attempts + 1,
+    next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
+FROM due
+WHERE outbox.id = due.id
+RETURNING outbox.id, outbox.event_type, outbox.aggregate_id, outbox.payload, outbox.attempts, outbox.refusals

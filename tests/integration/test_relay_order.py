@@ -1,0 +1,210 @@
+"""The order of an aggregate's events on a FIFO topic, with relays that race, crash and are refused."""
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import chain
+from uuid import UUID
+
+import pytest
+
+from charging import outbox, relay, sql
+from charging.database import Database
+from charging.outbox import Completion
+from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS
+from charging.topic import Topic
+from tests.conftest import Connect
+from tests.support import deployment, sns
+from tests.support import outbox as table
+from tests.support.sns import Broker, Refusal
+
+# Longer than any delay before a next attempt.
+DELAY_SECONDS = 60
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A relay's connection."""
+    with deployment.database(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    with sns.serve(monkeypatch, is_ordered=True) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker) -> Topic:
+    return Topic(broker.topic_arn, max_attempts=3)
+
+
+def plenty() -> float:
+    return 600.0
+
+
+def drain(database: Database, topic: Topic, *, parked_blocks: bool = True) -> relay.Sweep:
+    return relay.run(
+        database, topic, budget_seconds=0, poll_seconds=0.25, parked_blocks=parked_blocks, remaining_seconds=plenty
+    )
+
+
+def claim(database: Database, *, parked_blocks: bool = True) -> list[UUID]:
+    claimed = outbox.claim_in_order(
+        database, limit=EVENTS_PER_SWEEP, lease_seconds=LEASE_SECONDS, parked_blocks=parked_blocks
+    )
+    return [event.id for event in claimed]
+
+
+def first_sent(broker: Broker) -> dict[UUID, list[UUID]]:
+    """For each group, its events in the order in which they first reached the broker."""
+    order: dict[UUID, list[UUID]] = defaultdict(list)
+    for entry in chain.from_iterable(broker.calls):
+        assert entry.group is not None
+        if entry.id not in order[UUID(entry.group)]:
+            order[UUID(entry.group)].append(entry.id)
+    return order
+
+
+def test_a_group_is_an_aggregate_and_an_event_is_known_by_its_row(
+    connect: Connect, database: Database, topic: Topic, broker: Broker
+) -> None:
+    """The broker orders by aggregate and drops what it is sent twice; the queue gets the events in their places."""
+    ids = table.write_aggregates(connect(), aggregates=1, events=3)
+    [(aggregate, events)] = ids.items()
+    drain(database, topic)
+    assert first_sent(broker) == ids
+    entries = list(chain.from_iterable(broker.calls))
+    assert [(entry.group, entry.deduplication_id) for entry in entries] == [
+        (str(aggregate), str(event_id)) for event_id in events
+    ]
+    assert [message.attributes["outboxId"] for message in broker.receive()] == [str(event_id) for event_id in events]
+
+
+def test_only_the_next_event_of_an_aggregate_is_claimed(connect: Connect, database: Database) -> None:
+    """Whatever its followers' due time; and while it is leased or waits for its next attempt, none of them is."""
+    connection = connect()
+    ids = table.write_aggregates(connection, aggregates=5, events=4)
+    heads = {events[0] for events in ids.values()}
+    assert set(claim(database)) == heads
+    assert claim(database) == []
+    table.let_pass(connection, seconds=LEASE_SECONDS)
+    events = outbox.claim_in_order(database, limit=100, lease_seconds=LEASE_SECONDS, parked_blocks=True)
+    assert {event.id for event in events} == heads
+    outbox.complete(database, [Completion(event, "POSTPONED") for event in events])
+    assert claim(database) == []
+
+
+def test_relays_that_race_keep_each_aggregates_order(
+    connect: Connect, database_url: str, topic: Topic, broker: Broker
+) -> None:
+    """Four relays, 40 aggregates of 5 events, calls that fail now and then: each aggregate's events in their places."""
+    connection = connect()
+    broker.faults.delivers = False
+    ids = table.write_aggregates(connection, aggregates=40, events=5)
+    unlucky = [events[1] for events in ids.values()][:10]
+    broker.faults.refused = dict.fromkeys(unlucky, Refusal("InternalError", sender_fault=False))
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        with deployment.database(database_url) as database:
+            start.wait(10)
+            drain(database, topic)
+
+    def race() -> None:
+        relays = [threading.Thread(target=work) for _ in range(4)]
+        for each in relays:
+            each.start()
+        for each in relays:
+            each.join()
+
+    race()
+    broker.faults.refused = {}
+    while waiting := [row for row in table.rows(connection) if not row.is_published]:
+        table.let_pass(connection, seconds=DELAY_SECONDS)
+        before = len(waiting)
+        race()
+        assert sum(not row.is_published for row in table.rows(connection)) < before
+    assert first_sent(broker) == ids
+    # What was refused inside its call is sent again, and nothing else.
+    assert {event_id for event_id, times in Counter(broker.sent).items() if times > 1} <= set(unlucky)
+
+
+@pytest.mark.parametrize("parked_blocks", [True, False])
+def test_a_parked_event_blocks_its_aggregate_or_is_passed_over(
+    parked_blocks: bool, connect: Connect, database: Database, topic: Topic, broker: Broker
+) -> None:
+    """As the operator has chosen; other aggregates go on in either case, and what is redriven goes on from there."""
+    connection = connect()
+    broker.faults.delivers = False
+    ids = table.write_aggregates(connection, aggregates=3, events=3)
+    (_, poisoned, last), *others = ids.values()
+    broker.faults.refused = {poisoned: Refusal("InvalidParameter", sender_fault=True)}
+    drain(database, topic, parked_blocks=parked_blocks)
+    assert table.row(connection, poisoned).is_failed
+    assert table.row(connection, last).is_published is not parked_blocks
+    assert all(row.is_published for row in table.rows(connection, chain.from_iterable(others)))
+
+    broker.faults.refused = {}
+    connection.execute("UPDATE outbox SET failed_at = NULL, next_attempt_at = now() WHERE id = %s", [poisoned])
+    drain(database, topic, parked_blocks=parked_blocks)
+    assert all(row.is_published for row in table.rows(connection))
+    if parked_blocks:
+        assert first_sent(broker) == ids
+
+
+def test_the_followers_of_a_parked_event_wait_visibly(connect: Connect, database: Database) -> None:
+    """They are pending and grow old, so that the alarm on the age tells of them."""
+    connection = connect()
+    [events] = table.write_aggregates(connection, aggregates=1, events=3).values()
+    connection.execute("UPDATE outbox SET failed_at = now() WHERE id = %s", [events[0]])
+    connection.execute("UPDATE outbox SET created_at = now() - interval '1 hour'")
+    assert claim(database) == []
+    measured = outbox.measure(database)
+    assert (measured.pending, measured.failed) == (2, 1)
+    assert measured.oldest_age_seconds >= 3600
+
+
+def test_a_relay_that_dies_leaves_its_aggregates_their_order(connect: Connect, database: Database) -> None:
+    """What it held comes back with the lease's end, and until then nothing overtakes it."""
+    connection = connect()
+    ids = table.write_aggregates(connection, aggregates=3, events=2)
+    dead = claim(database)
+    assert claim(database) == []
+    table.let_pass(connection, seconds=LEASE_SECONDS)
+    assert set(claim(database)) == set(dead) == {events[0] for events in ids.values()}
+
+
+def test_an_aggregate_with_one_event_is_claimed_as_ever(connect: Connect, database: Database) -> None:
+    """As many as asked for, those that have been due longest first."""
+    connection = connect()
+    ids = table.write(connection, count=20)
+    connection.execute(
+        "UPDATE outbox SET next_attempt_at = next_attempt_at - interval '1 hour' WHERE id = %s", [ids[7]]
+    )
+    events = outbox.claim_in_order(database, limit=5, lease_seconds=LEASE_SECONDS, parked_blocks=True)
+    assert len(events) == 5
+    assert ids[7] in [event.id for event in events]
+
+
+def test_it_uses_the_partial_index_and_the_places(connect: Connect) -> None:
+    """However long the history, it reads due rows and the places of their aggregates, and never the table."""
+    connection = connect()
+    connection.execute(
+        """
+        INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at)
+        SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', now() FROM generate_series(1, 20000)
+        """
+    )
+    table.write_aggregates(connection, aggregates=200, events=3)
+    connection.execute("ANALYZE outbox")
+    plan = "\n".join(
+        row[0]
+        for row in connection.execute(
+            b"EXPLAIN " + sql.CLAIM_EVENTS_IN_ORDER, {"limit": 100, "lease_seconds": 30, "parked_blocks": True}
+        )
+    )
+    assert "Index Scan using outbox_due" in plan
+    assert "outbox_places_are_taken_once" in plan
+    assert "Seq Scan" not in plan
