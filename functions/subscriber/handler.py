@@ -3,7 +3,12 @@
 from functools import cache
 from typing import Any
 
-from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
+from aws_lambda_powertools.utilities.batch import (
+    BatchProcessor,
+    EventType,
+    SqsFifoPartialProcessor,
+    process_partial_response,
+)
 from aws_lambda_powertools.utilities.batch.types import PartialItemFailureResponse
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
@@ -20,9 +25,14 @@ def database() -> Database:
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> PartialItemFailureResponse:
-    """Applies each message in a transaction of its own, and names those that failed, so that only they come back."""
-    # The processor would raise for a batch without a survivor, and the whole batch would come back all the same.
-    processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False)
+    """Applies each message in a transaction of its own, and names those that failed, so that only they come back.
+
+    From a FIFO queue also those that follow a failed one in its group, which would otherwise overtake it.
+    """
+    is_ordered = event["Records"][0]["eventSourceARN"].endswith(".fifo")
+    processor = SqsFifoPartialProcessor(skip_group_on_error=True) if is_ordered else BatchProcessor(EventType.SQS)
+    # It would raise for a batch without a survivor, and the whole batch would come back all the same.
+    processor.raise_on_entire_batch_failure = False
     return process_partial_response(event, apply, processor, context)
 
 

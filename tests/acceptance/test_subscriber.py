@@ -104,6 +104,21 @@ def test_what_the_relay_sends_is_what_the_subscriber_reads(
     assert sum(total[3] for total in totals(connection)) == 12
 
 
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_a_failed_message_of_a_fifo_queue_is_not_overtaken(
+    is_ordered: bool, subscriber: Invoke, connect: Connect
+) -> None:
+    """What follows it in its group comes back with it; other groups go on. Any other queue promises no order."""
+    event = subscriber_event([message(), message("no event"), message(), message()])
+    for record, group in zip(event["Records"], ["a", "b", "b", "a"], strict=True):
+        record["attributes"]["MessageGroupId"] = group
+        record["eventSourceARN"] += ".fifo" if is_ordered else ""
+    came_back = [UUID(failure["itemIdentifier"]) for failure in subscriber(event)["batchItemFailures"]]
+    messages = [UUID(record["messageId"]) for record in event["Records"]]
+    assert came_back == (messages[1:3] if is_ordered else messages[1:2])
+    assert processed(connect()) == 4 - len(came_back)
+
+
 @pytest.mark.parametrize(
     "body",
     [

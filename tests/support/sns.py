@@ -210,12 +210,15 @@ class Broker:
             self._server = None
 
     def answer(self, request: bytes) -> Answer:
-        """Publishes what the faults let through, and answers as SNS does."""
+        """Answers as SNS does."""
         fields = {name: values[0] for name, values in parse_qs(request.decode(), keep_blank_values=True).items()}
         if fields["Action"] == "GetTopicAttributes":
             self.questions += 1
             return self.faults.attributes or _attributes(self.topic_arn, self.faults.topic_bytes)
-        entries = _entries(fields)
+        return self._answer_batch(_entries(fields))
+
+    def _answer_batch(self, entries: list[Entry]) -> Answer:
+        """Publishes what the faults let through."""
         with self._one_at_a_time:
             self.calls.append(entries)
         if (answer := self.faults.intercept(entries)) is not None:
@@ -299,6 +302,7 @@ def subscriber_event(messages: Iterable[Message]) -> Event:
     event["Records"] = [
         record
         | {
+            "attributes": dict(record["attributes"]),
             "messageId": str(message.id),
             "body": message.body,
             "md5OfBody": md5(message.body.encode(), usedforsecurity=False).hexdigest(),
