@@ -23,7 +23,7 @@ help: ## List the targets
 
 # ---- the service on this machine ----------------------------------------------------------------------------------
 
-run: $(VENV)/installed $(SAM_VENV)/installed ## Start the whole stack on loopback (PORT=0 on a free port, LOCAL_DIR=elsewhere)
+run: $(VENV)/installed $(SAM_VENV)/installed ## Start the whole stack on loopback (PORT=0: a free port; LOCAL_DIR=, PARAMETERS=)
 	@exec env $(WITH_SAM) $(BIN)/python -m local run
 
 demo: $(VENV)/installed $(SAM_VENV)/installed ## Show both guarantees, with real faults, as a story

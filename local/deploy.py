@@ -47,16 +47,19 @@ class Deployment:
     relay_function: str
 
 
-def deploy(emulator: Emulator, server: Server, *, relays: bool) -> Deployment:
+def deploy(emulator: Emulator, server: Server, *, relays: bool, parameters: Mapping[str, str]) -> Deployment:
     """Deploy the built template with the database's address in it, and start the relay.
 
-    With `relays` false the relay is not started, and its schedule is taken away. Raises StackError with
-    CloudFormation's reasons where the deployment fails.
+    With `relays` false the relay is not started, and its schedule is taken away. `parameters` are for the template,
+    beside those that say where this stack's own parts are. Raises StackError for one that the template does not have,
+    and with CloudFormation's reasons where the deployment fails.
     """
+    given = _parameters(server, relays=relays)
+    _check(parameters, taken=given)
     session = _session()
     with build.undisturbed():
         template = _uploaded(session, emulator.url)
-    outputs = _create_stack(session, emulator.url, template, _parameters(server, relays=relays))
+    outputs = _create_stack(session, emulator.url, template, {**given, **parameters})
     queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
     api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
     stage = outputs["ApiUrl"].rpartition("/")[2]
@@ -125,6 +128,16 @@ def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
     }
     # A relay that is invoked by hand publishes what is there, and ends.
     return parameters if relays else parameters | {"RelayBudgetSeconds": "0"}
+
+
+def _check(parameters: Mapping[str, str], *, taken: Mapping[str, str]) -> None:
+    known = yaml.safe_load(build.TEMPLATE.read_text())["Parameters"].keys() - taken
+    if unknown := parameters.keys() - known:
+        raise StackError(
+            f"The template's parameters cannot be given so: {', '.join(sorted(unknown))}.",
+            means="The template has no such parameter, or the embedded stack needs it for itself.",
+            remedy=f"choose among {', '.join(sorted(known))}.",
+        )
 
 
 def _archive(*sources: Path) -> bytes:

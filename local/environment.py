@@ -33,6 +33,18 @@ def create() -> Path:
     return given
 
 
+def parameters() -> Mapping[str, str]:
+    """What PARAMETERS gives the template's parameters: words NAME=value. Raises StackError for any other word."""
+    words = shlex.split(os.environ.get("PARAMETERS") or "")
+    if strange := [word for word in words if not word.partition("=")[1]]:
+        raise StackError(
+            f"PARAMETERS has {', '.join(strange)}, which gives nothing a value.",
+            means="It is a list of NAME=value, separated by spaces.",
+            remedy="for example: make run PARAMETERS='EventOrder=per-aggregate InFlightWaitMs=2000'.",
+        )
+    return dict(word.split("=", 1) for word in words)
+
+
 def command(target: str) -> str:
     """What to type, to make the target on this very folder."""
     given = os.environ.get("LOCAL_DIR")

@@ -1,7 +1,8 @@
 """The whole service on this machine, as one command that ends on Ctrl-C: ``python -m local run``.
 
 PostgreSQL, the emulated AWS, and in it the very template that is deployed, with the artifacts that sam builds.
-LOCAL_DIR says where it keeps everything, PORT where the emulated AWS listens (0: on a free port).
+LOCAL_DIR says where it keeps everything, PORT where the emulated AWS listens (0: on a free port), and PARAMETERS what
+the template's parameters are, other than by default.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ DEFAULT_PORT = 4566
 def main() -> int:
     """Run until told to stop; 0 then. Raises StackError where it cannot start or go on."""
     try:
-        _run(environment.create(), _port())
+        _run(environment.create(), _port(), environment.parameters())
     except Stopped:
         _say(f"Stopped. The database is kept; `{environment.command('clean')}` forgets it.")
         return 0
@@ -41,13 +42,13 @@ def _port() -> int:
     return int(given)
 
 
-def _run(folder: Path, port: int) -> NoReturn:
+def _run(folder: Path, port: int, parameters: Mapping[str, str]) -> NoReturn:
     begun = time.monotonic()
     with contextlib.ExitStack() as running:
         held = running.enter_context(lock.held(folder / "lock"))
         environment.remove()
         running.callback(environment.remove)
-        up = running.enter_context(stack.serve(folder, port=port, lock=held))
+        up = running.enter_context(stack.serve(folder, port=port, lock=held, parameters=parameters))
         _say(_welcome(up, time.monotonic() - begun))
         # Last of all: whoever waits for this file finds everything ready.
         environment.write(_variables(up))

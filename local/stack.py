@@ -6,8 +6,9 @@ import http
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psycopg
 
@@ -33,11 +34,13 @@ class Stack:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, *, port: int, lock: int, relays: bool = True) -> Iterator[Stack]:
+def serve(
+    folder: Path, *, port: int, lock: int, relays: bool = True, parameters: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Stack]:
     """Start a stack in the folder, telling of each step, and stop it at the block's end.
 
     `lock` is the descriptor of the folder's lock, which the emulator holds too. With `relays` false the relay runs when
-    it is invoked and at no other time. Raises StackError where the stack cannot start.
+    it is invoked and at no other time. `parameters` go to the template. Raises StackError where the stack cannot start.
     """
     with contextlib.ExitStack() as running:
         port = emulator.available(port)  # before anything that takes time
@@ -51,7 +54,7 @@ def serve(folder: Path, *, port: int, lock: int, relays: bool = True) -> Iterato
         with _step("Starting the emulated AWS"):
             aws = running.enter_context(emulator.serve(folder / "emulator", port=port, lock=lock))
         with _step("Deploying template.yaml"):
-            deployment = deploy.deploy(aws, server, relays=relays)
+            deployment = deploy.deploy(aws, server, relays=relays, parameters=parameters)
         with _step("Waiting for the first answer"):
             _await_api(deployment)
             if relays:

@@ -19,6 +19,7 @@ import pytest
 
 from local import deploy, emulator, lock, postgres
 from local.deploy import Deployment
+from tests.support.ledger import until
 from tests.support.stack import ROOT, STOP_SECONDS, Stack, processes, running, wait_until_gone
 
 # One worker runs them all: two stacks at once would take more than twice as long on two cores.
@@ -86,6 +87,24 @@ def test_a_charge_is_taken_and_its_event_arrives(stack: Stack) -> None:
     assert event is not None
     assert event["type"] == "ChargeCreated"
     assert event["data"]["amountCents"] == 4900
+
+
+def test_a_stack_that_keeps_order_takes_charges_to_the_subscriber(tmp_path: Path) -> None:
+    """With FIFO topic and queues the same code does the same: each event arrives and is counted."""
+    with running(tmp_path, parameters="EventOrder=per-aggregate") as stack:
+        assert stack.variables["TOPIC_ARN"].endswith(".fifo")
+        charges = [stack.charge(uuid4()).headers["Location"].removeprefix("/charges/") for _ in range(3)]
+        until(lambda: stack.query("SELECT count(*) FROM processed_events") == [(3,)])
+        assert {
+            str(row[0]) for row in stack.query("SELECT aggregate_id FROM outbox WHERE published_at > created_at")
+        } == {*charges}
+
+
+@pytest.mark.parametrize("parameters", ["EventOrder", "EventOder=none", "DatabaseHost=elsewhere"])
+def test_a_parameter_that_is_none_ends_the_start(parameters: str, tmp_path: Path) -> None:
+    """It says which are."""
+    with pytest.raises(AssertionError, match="PARAMETERS|InFlightWaitMs"), running(tmp_path, parameters=parameters):
+        pass
 
 
 def test_a_repeated_charge_is_answered_as_the_first(stack: Stack) -> None:

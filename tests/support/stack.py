@@ -85,9 +85,9 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Stack]:
+def running(folder: Path, parameters: str = "") -> Iterator[Stack]:
     """Start the stack in the folder; whatever state the block leaves it in, none of its processes stays."""
-    environment = os.environ | {"LOCAL_DIR": str(folder), "PORT": "0"}
+    environment = os.environ | {"LOCAL_DIR": str(folder), "PORT": "0", "PARAMETERS": parameters}
     with subprocess.Popen(
         [sys.executable, "-m", "local", "run"],
         cwd=ROOT,

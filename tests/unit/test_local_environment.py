@@ -58,3 +58,18 @@ def test_a_command_is_for_the_folder_that_was_named(monkeypatch: pytest.MonkeyPa
     assert environment.command("clean") == "make clean LOCAL_DIR='/a folder'"
     monkeypatch.delenv("LOCAL_DIR")
     assert environment.command("clean") == "make clean"
+
+
+def test_parameters_are_words_with_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell splits them; a value may be empty or hold an equals sign."""
+    monkeypatch.setenv("PARAMETERS", "InFlightWaitMs=2000 EventOrder='per-aggregate' A= B=c=d")
+    assert environment.parameters() == {"InFlightWaitMs": "2000", "EventOrder": "per-aggregate", "A": "", "B": "c=d"}
+    monkeypatch.delenv("PARAMETERS")
+    assert environment.parameters() == {}
+
+
+def test_a_parameter_without_a_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to write instead is said."""
+    monkeypatch.setenv("PARAMETERS", "EventOrder A=b")
+    with pytest.raises(StackError, match=r"EventOrder, which.*\n.*\n.*make run PARAMETERS="):
+        environment.parameters()
