@@ -103,7 +103,7 @@ def test_a_stack_that_keeps_order_takes_charges_to_the_subscriber(tmp_path: Path
 @pytest.mark.parametrize("parameters", ["EventOrder", "EventOder=none", "DatabaseHost=elsewhere"])
 def test_a_parameter_that_is_none_ends_the_start(parameters: str, tmp_path: Path) -> None:
     """It says which are."""
-    with pytest.raises(AssertionError, match="PARAMETERS|InFlightWaitMs"), running(tmp_path, parameters=parameters):
+    with pytest.raises(AssertionError, match=r"PARAMETERS|InFlightWaitMs"), running(tmp_path, parameters=parameters):
         pass
 
 
