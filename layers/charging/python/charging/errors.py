@@ -14,6 +14,7 @@ ChargingError
 ├── ConnectionLost              the connection ended after a statement was sent on it
 ├── Contended                   the database undid the statement, and may well not do so the next time
 ├── DatabaseFault               the database refused a statement of ours: a bug or a schema that does not fit
+├── UrlNotAllowed               a URL that no webhook is sent to
 ├── InvalidEvent                a message that no retry can make readable
 ├── MigrationRefused            the schema cannot be brought forward as asked
 └── Misconfigured               the environment lacks or spoils a setting
@@ -89,6 +90,10 @@ class Contended(ChargingError):
 
 class DatabaseFault(ChargingError):
     """The database refused a statement for what it is; nothing was committed. A bug, or a schema that does not fit."""
+
+
+class UrlNotAllowed(ChargingError):
+    """A URL that no webhook is sent to; the message says what it must be instead, and can follow the member's name."""
 
 
 class InvalidEvent(ChargingError):
