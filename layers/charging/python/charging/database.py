@@ -11,6 +11,7 @@ from psycopg.abc import PQGen
 from psycopg.rows import BaseRowFactory
 
 from charging import errors
+from charging.certificates import roots_for
 from charging.iam_token import iam_token
 from charging.settings import DatabaseSettings
 
@@ -60,8 +61,9 @@ def connect(settings: DatabaseSettings) -> _Connection:
             dbname=settings.name,
             user=settings.user,
             password=password or iam_token(settings.host, settings.port, settings.user),
-            # A token is a bearer secret: it goes over TLS or not at all.
-            sslmode="prefer" if password else "require",
+            # A token is a bearer secret: it goes to the server that is meant, or nowhere.
+            sslmode="prefer" if password else "verify-full",
+            sslrootcert=None if password else str(roots_for(settings.host)),
             connect_timeout=CONNECT_SECONDS,
             application_name="charging",
             autocommit=True,
