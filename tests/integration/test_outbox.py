@@ -1,6 +1,7 @@
 """Claims and completions: leases, fencing, the database's clock, the partial index."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -168,6 +169,32 @@ class TestComplete:
             True,
             False,
         ]
+
+    @pytest.mark.parametrize("plan", ["force_custom_plan", "force_generic_plan"])
+    def test_it_finds_its_rows_by_primary_key_whatever_the_statistics_say(self, plan: str, connect: Connect) -> None:
+        """Statistics from before an outage say that nothing is due, and those of a new table that nothing is published.
+        Neither makes a completion read all that is."""
+        connection = connect()
+        completion = {"ids": [UUID(int=1)] * 10, "attempts": [1] * 10, "outcomes": ["PUBLISHED"] * 10}
+        connection.execute(composing.SQL("SET plan_cache_mode = {}").format(composing.Identifier(plan)))
+        for published in (True, False):
+            connection.execute("DELETE FROM outbox")
+            connection.execute(
+                """
+                INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at)
+                SELECT uuidv7(), 'ChargeCreated', uuidv7(), '{}', CASE WHEN %s THEN now() END
+                FROM generate_series(1, 5000)
+                """,
+                [published],
+            )
+            connection.execute("ANALYZE outbox")
+            explained = connection.execute(
+                b"EXPLAIN (FORMAT JSON) " + sql.COMPLETE_EVENTS, {**completion, "errors": [None] * 10}
+            ).fetchone()
+            assert explained is not None
+            plan_text = json.dumps(explained[0])
+            assert set(re.findall(r'"Index Name": "(\w+)"', plan_text)) == {"outbox_pkey"}
+            assert "Seq Scan" not in plan_text
 
     def test_a_postponed_event_keeps_its_life(self, connect: Connect, database: Database) -> None:
         """An outage is noted and costs nothing but time: no refusal, due again later, never failed."""

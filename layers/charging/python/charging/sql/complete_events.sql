@@ -10,7 +10,10 @@
 -- May be run twice: what the first run settled under this number is not settled again, and is returned again.
 -- The delay before the next attempt doubles from 1 second to 60 at most, so that events flow within a minute
 -- of an outage's end, and is spread over its upper half, so that they do not all come back in one instant.
--- Finds the rows by primary key and locks them until the statement's own commit.
+--
+-- Finds the rows by primary key and locks them until the statement's own commit. Whether a row is settled is asked by
+-- num_nonnulls, since IS NULL would offer the partial indexes as a way to the rows. Statistics that were taken while
+-- nothing was due make outbox_due look empty; after an outage each completion then reads the whole backlog through it.
 WITH result AS (
     SELECT id, attempts, outcome, error
     FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(outcomes)s::text[], %(errors)s::text[])
@@ -20,7 +23,7 @@ settled_before AS (
     SELECT outbox.id
     FROM outbox
     JOIN result USING (id, attempts)
-    WHERE published_at IS NOT NULL OR failed_at IS NOT NULL
+    WHERE num_nonnulls(published_at, failed_at) > 0
 ),
 completed AS (
     UPDATE outbox
@@ -36,7 +39,7 @@ completed AS (
     FROM result
     WHERE outbox.id = result.id
       AND outbox.attempts = result.attempts
-      AND published_at IS NULL AND failed_at IS NULL
+      AND num_nonnulls(published_at, failed_at) = 0
     RETURNING outbox.id
 )
 SELECT id FROM settled_before UNION ALL SELECT id FROM completed
