@@ -25,6 +25,7 @@ from local.postgres import DATABASE, HOST, OWNER, Server
 
 STACK = "charges"
 BUCKET = "artifacts"
+TEMPLATE_KEY = "template.json"
 QUEUE = "charges-events"
 AUTHORIZER = "local-principal"
 # A stack takes two seconds.
@@ -58,8 +59,8 @@ def deploy(emulator: Emulator, server: Server, *, relays: bool, parameters: Mapp
     _check(parameters, taken=given)
     session = _session()
     with build.undisturbed():
-        template = _uploaded(session, emulator.url)
-    outputs = _create_stack(session, emulator.url, template, {**given, **parameters})
+        template_url = _uploaded(session, emulator.url)
+    outputs = _create_stack(session, emulator.url, template_url, {**given, **parameters})
     queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
     api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
     stage = outputs["ApiUrl"].rpartition("/")[2]
@@ -103,7 +104,7 @@ def _session() -> boto3.Session:
 
 
 def _uploaded(session: boto3.Session, endpoint: str) -> str:
-    """The template, with the folders of the build replaced by objects in a bucket."""
+    """The address of the template, in a bucket, with the folders of the build replaced by objects beside it."""
     s3 = session.client("s3", endpoint_url=endpoint)
     s3.create_bucket(Bucket=BUCKET)
     template = yaml.safe_load(build.TEMPLATE.read_text())
@@ -113,13 +114,17 @@ def _uploaded(session: boto3.Session, endpoint: str) -> str:
             key = f"{hashlib.sha256(archive).hexdigest()}.zip"
             s3.put_object(Bucket=BUCKET, Key=key, Body=archive)
             resource["Properties"][name] = f"s3://{BUCKET}/{key}"
-    return json.dumps(template)
+    # CloudFormation takes 51,200 bytes of a template in a call, and 1 MB from a bucket.
+    s3.put_object(Bucket=BUCKET, Key=TEMPLATE_KEY, Body=json.dumps(template).encode())
+    return f"{endpoint}/{BUCKET}/{TEMPLATE_KEY}"
 
 
 def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
     """What this deployment gives the template's parameters."""
     parameters = {
         "Architecture": build.architecture(),
+        "Network": "none",
+        "Database": "existing",
         "DatabaseHost": HOST,
         "DatabasePort": str(server.port),
         "DatabaseName": DATABASE,
@@ -151,13 +156,13 @@ def _archive(*sources: Path) -> bytes:
 
 
 def _create_stack(
-    session: boto3.Session, endpoint: str, template: str, parameters: Mapping[str, str]
+    session: boto3.Session, endpoint: str, template_url: str, parameters: Mapping[str, str]
 ) -> Mapping[str, str]:
     """The outputs of the finished stack."""
     cloudformation = session.client("cloudformation", endpoint_url=endpoint)
     cloudformation.create_stack(
         StackName=STACK,
-        TemplateBody=template,
+        TemplateURL=template_url,
         Parameters=[{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()],
         Capabilities=["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"],
         OnFailure="DO_NOTHING",

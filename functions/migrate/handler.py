@@ -4,18 +4,53 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from charging import database, errors, migrations, telemetry
-from charging.settings import DatabaseSettings
+from charging import custom_resource, database, errors, migrations, owner, telemetry
+from charging.settings import MigrateSettings
+
+RESOURCE = "schema"
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Applies the migrations that are missing and returns their names. Raises, and so fails, when one cannot be."""
-    with database.connect(DatabaseSettings.from_environment()) as connection:
+    """Applies the migrations that are missing and returns their names. Raises, and so fails, when one cannot be.
+
+    CloudFormation is answered instead, and goes on or rolls back.
+    """
+    return deploy(event) if custom_resource.is_request(event) else {"applied": migrate()}
+
+
+def migrate() -> list[str]:
+    """Signs in as the database's owner and applies what is missing."""
+    settings = MigrateSettings.from_environment()
+    password = owner.password(settings.owner_secret_arn) if settings.owner_secret_arn else None
+    with database.connect(settings, password=password) as connection:
         applied = migrations.migrate(connection, schema())
     telemetry.logger("migrate").info("migrated", applied=applied)
-    return {"applied": applied}
+    return applied
+
+
+def deploy(event: dict[str, Any]) -> dict[str, Any]:
+    """Does what a stack asks for, and tells it the outcome: a release without its schema is not to serve.
+
+    A database that is ahead is as it should be: the stack is going back to the release before, which works on the
+    schema of the one after it. And no stack that is deleted takes the schema with it.
+    """
+    logger = telemetry.logger("migrate")
+    failure = None
+    if event["RequestType"] != "Delete":
+        try:
+            migrate()
+        except errors.SchemaIsAhead as ahead:
+            logger.warning("schema_is_ahead", reason=str(ahead))
+        except (errors.ChargingError, psycopg.Error) as failed:
+            logger.exception("migration_failed")
+            # What a database says of itself may quote rows. The log group is for those who may see them.
+            reason = str(failed) if isinstance(failed, errors.ChargingError) else f"SQLSTATE {failed.sqlstate}"
+            failure = f"The schema could not be brought forward: {reason}. The log of the migrate function says more."
+    custom_resource.answer(event, RESOURCE, failure=failure)
+    return {}
 
 
 def schema() -> Path:

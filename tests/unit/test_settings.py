@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from charging import errors
-from charging.settings import ChargesSettings, DatabaseSettings, RelaySettings, Settings
+from charging.settings import ChargesSettings, DatabaseSettings, MigrateSettings, RelaySettings, Settings
 
 DATABASE = {
     "DATABASE_HOST": "db.example.com",
@@ -16,6 +16,8 @@ DATABASE = {
 COMPLETE: dict[type[Settings], dict[str, str]] = {
     DatabaseSettings: DATABASE,
     ChargesSettings: DATABASE | {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"},
+    MigrateSettings: DATABASE
+    | {"DATABASE_OWNER_SECRET_ARN": "arn:aws:secretsmanager:eu-central-1:111122223333:secret:rds!db-1-abcdef"},
     RelaySettings: DATABASE
     | {
         "TOPIC_ARN": "arn:aws:sns:eu-central-1:111122223333:charges",

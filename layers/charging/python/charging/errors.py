@@ -17,6 +17,7 @@ ChargingError
 ├── UrlNotAllowed               a URL that no webhook is sent to
 ├── InvalidEvent                a message that no retry can make readable
 ├── MigrationRefused            the schema cannot be brought forward as asked
+│   └── SchemaIsAhead           a later release has brought it further than this one knows
 └── Misconfigured               the environment lacks or spoils a setting
 """
 
@@ -102,6 +103,10 @@ class InvalidEvent(ChargingError):
 
 class MigrationRefused(ChargingError):
     """The migrations at hand do not continue what the database has, or another run is at work."""
+
+
+class SchemaIsAhead(MigrationRefused):
+    """The database has migrations that are not at hand: a later release has been here."""
 
 
 class Misconfigured(ChargingError):

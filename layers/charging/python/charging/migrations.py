@@ -123,7 +123,7 @@ def _applied(connection: psycopg.Connection[Any], files: list[Migration]) -> int
                 "A migration that has been applied must not change: write a new one instead."
             )
     if len(ledger) > len(files):
-        raise errors.MigrationRefused(
+        raise errors.SchemaIsAhead(
             f"The database has {ledger[-1][1]}, which this release does not know. Deploy a release that does."
         )
     return len(ledger)

@@ -50,6 +50,12 @@ class ChargesSettings(DatabaseSettings):
     in_flight_wait_ms: int = Field(alias="IN_FLIGHT_WAIT_MS", ge=0, le=4000)
 
 
+class MigrateSettings(DatabaseSettings):
+    """The migrate function, which signs in as the database's owner: with the secret named here, where there is one."""
+
+    owner_secret_arn: str = Field(alias="DATABASE_OWNER_SECRET_ARN", pattern=r"^$|^arn:[a-z-]+:secretsmanager:.+$")
+
+
 class RelaySettings(DatabaseSettings):
     """The relay function."""
 

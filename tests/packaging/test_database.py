@@ -1,0 +1,44 @@
+"""The databases that the template can make: encrypted, backed up, hard to lose, and alike."""
+
+from typing import Any
+
+import pytest
+
+from tests.packaging.artifacts import TEMPLATE
+
+RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
+STORES = ["DatabaseInstance", "DatabaseCluster"]
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_database_is_not_lost_with_its_stack(name: str) -> None:
+    """It refuses to be deleted, leaves a snapshot when it is deleted or replaced, and can be restored to any second."""
+    database = RESOURCES[name]
+    assert database["DeletionPolicy"] == database["UpdateReplacePolicy"] == "Snapshot"
+    assert database["Properties"]["DeletionProtection"] == {"Ref": "DatabaseDeletionProtection"}
+    assert TEMPLATE["Parameters"]["DatabaseDeletionProtection"]["Default"] == "true"
+    assert TEMPLATE["Parameters"]["DatabaseBackupDays"]["MinValue"] >= 1
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_database_keeps_its_secrets(name: str) -> None:
+    """Encrypted on disk, entered with IAM; the owner's password is in no template and no parameter."""
+    properties = RESOURCES[name]["Properties"]
+    assert properties["StorageEncrypted"] is True
+    assert properties["EnableIAMDatabaseAuthentication"] is True
+    assert properties["ManageMasterUserPassword"] is True
+    assert "MasterUserPassword" not in properties
+
+
+def test_both_engines_have_the_same_parameters() -> None:
+    """TLS or nothing, and no values of a statement in a log, whichever is chosen."""
+    instance = RESOURCES["InstanceParameters"]["Properties"]["Parameters"]
+    assert instance == RESOURCES["ClusterParameters"]["Properties"]["Parameters"]
+    assert instance["rds.force_ssl"] == "1"
+    assert instance["log_parameter_max_length"] == instance["log_parameter_max_length_on_error"] == "0"
+
+
+def test_the_roots_are_those_of_the_authority_that_is_named() -> None:
+    """charging.certificates has the roots of the first generation's authorities."""
+    instances = [one["Properties"] for one in RESOURCES.values() if one["Type"] == "AWS::RDS::DBInstance"]
+    assert {one["CACertificateIdentifier"] for one in instances} == {"rds-ca-rsa2048-g1"}
