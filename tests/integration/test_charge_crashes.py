@@ -18,19 +18,18 @@ from uuid import UUID
 import pytest
 
 from tests.conftest import Connect
-from tests.support.invocation import CHARGES, ROOT, TIMEOUT_SECONDS, Answer, Instance, charge_event
+from tests.support import reliability
+from tests.support.invocation import CHARGES, TIMEOUT_SECONDS, Answer, Instance, charge_event
 from tests.support.ledger import NOTHING, ONCE, PATIENCE_SECONDS, Connection, counts, holding_up, until, until_blocked
 from tests.support.process import Process, Stop
 from tests.support.wire import Message, Sender, Verdict, Wire
 
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
 
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- charge crash matrix: begin -->\n", "<!-- charge crash matrix: end -->\n"
-HEADING = (
-    "| what breaks | when | the caller is told | charged by then | a retry with the same key |\n|---|---|---|---|---|\n"
+TABLE = reliability.Table(
+    "charge crash matrix",
+    ["what breaks", "when", "the caller is told", "charged by then", "a retry with the same key"],
 )
-WRITES = os.environ.get("WRITE_RELIABILITY") == "1"
 
 # A server that says nothing is waited for until the end of the function's time: little more than it needs to begin.
 SHORT_SECONDS = 1.8
@@ -69,7 +68,7 @@ class Finding:
         *held_up, settled = [_said(retry) for retry in self.retries]
         retried = "".join(f"{said} while the server process is stopped, then " for said in held_up) + settled
         retried += ": the first call's charge" if self.is_charged else ": a new charge"
-        return f"| {fault.value} | {step.value} | {_said(self.told)} | {charged} | {retried} |\n"
+        return reliability.row(fault.value, step.value, _said(self.told), charged, retried)
 
 
 def _said(answer: Answer | None) -> str:
@@ -83,27 +82,19 @@ def _said(answer: Answer | None) -> str:
 CELLS = [(fault, step) for fault in Fault for step in Step]
 
 
-def committed_rows() -> list[str]:
-    """The rows that the page has."""
-    section = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    return section.removeprefix(HEADING).splitlines(keepends=True)
-
-
 @pytest.fixture(scope="module")
 def found() -> Iterator[dict[tuple[Fault, Step], str]]:
     """The rows of this run; written to the page at its end where that is wanted."""
     rows: dict[tuple[Fault, Step], str] = {}
     yield rows
-    if WRITES:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        section = "".join(rows[cell] for cell in CELLS)
-        PAGE.write_text(f"{before}{BEGIN}{HEADING}{section}{END}{rest.partition(END)[2]}")
+    if reliability.WRITES:
+        TABLE.write(rows[cell] for cell in CELLS)
 
 
-@pytest.mark.skipif(WRITES, reason="the page is being written")
+@pytest.mark.skipif(reliability.WRITES, reason="the page is being written")
 def test_the_page_has_every_cell_once_and_nothing_else() -> None:
     """A cell that is added, renamed or taken away shows on the page."""
-    named = [tuple(row.split(" | ")[:2]) for row in committed_rows()]
+    named = [tuple(row.split(" | ")[:2]) for row in TABLE.rows()]
     assert named == [(f"| {fault.value}", step.value) for fault, step in CELLS], "run `make reliability`"
 
 
@@ -205,8 +196,8 @@ def test_after_any_crash_a_retry_ends_with_one_charge(
         assert rows.fetchall() == [(final.json["id"], final.json["id"])]
 
     found[fault, step] = finding.row(fault, step)
-    if not WRITES:
-        assert found[fault, step] in committed_rows(), "if that is meant, run `make reliability`"
+    if not reliability.WRITES:
+        assert found[fault, step] in TABLE.rows(), "if that is meant, run `make reliability`"
 
 
 def crash(scene: Scene, holder: Connection, retry: Instance, fault: Fault, step: Step) -> Finding:

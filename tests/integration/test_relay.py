@@ -320,13 +320,13 @@ class TestPublish:
         connection = connect()
         broker.faults.delivers = False
         broker.faults.topic_bytes = 1_048_576
-        broker.faults.attributes = Answer.error(403, "AuthorizationError", "may not be asked")
+        broker.faults.intercept_question = lambda _: Answer.error(403, "AuthorizationError", "may not be asked")
         large, small = outbox.write(connection, "x" * 600_000, "x")
         assert relay.run_once(database, topic).results == Counter(PUBLISHED=1, POSTPONED=1)
         assert outbox.row(connection, small).is_published
         assert "could not be read" in str(outbox.row(connection, large).last_error)
 
-        broker.faults.attributes = None
+        broker.faults.intercept_question = lambda _: None
         outbox.let_pass(connection, seconds=DELAY_SECONDS)
         assert relay.run_once(database, topic).results == Counter(PUBLISHED=1)
 

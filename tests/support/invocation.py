@@ -29,6 +29,13 @@ type Event = dict[str, Any]
 TIMEOUT_SECONDS = 10.0
 # What charges needs beside its database.
 CHARGES = {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"}
+# What the relay needs beside its database and its topic. Its runs drain the outbox once.
+RELAY = {
+    "RELAY_BUDGET_SECONDS": "0",
+    "RELAY_POLL_MS": "250",
+    "RELAY_MAX_ATTEMPTS": "5",
+    "RELAY_PARKED_HEAD": "block",
+}
 
 # A process that has not ended by then never will.
 PATIENCE_SECONDS = 20.0
@@ -152,9 +159,9 @@ def charge_event(
     return event
 
 
-# Children are copies of one process that has the function's imports behind it: fifty start in a second or two.
+# Children are copies of one process that has the functions' imports behind it: fifty start in a second or two.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["functions.charges.handler", "tests.support.invocation"])
+PROCESSES.set_forkserver_preload(["functions.charges.handler", "functions.relay.handler", "tests.support.process"])
 
 
 def _serve(database_url: str, rounds: list[Event], together: Barrier, answers: Connection) -> None:

@@ -84,6 +84,20 @@ def write_aggregates(connection: Connection, *, aggregates: int, events: int) ->
     return ids
 
 
+def fill(connection: Connection, *, count: int) -> set[UUID]:
+    """Writes many rows that are due, each of a charge of its own, and returns their ids."""
+    written = connection.execute(
+        """
+        INSERT INTO outbox (id, event_type, aggregate_id, payload)
+        SELECT id, 'ChargeCreated', uuidv7(), json_build_object('id', id, 'data', json_build_object('amountCents', n))
+        FROM generate_series(1, %s) AS n, LATERAL (SELECT uuidv7() AS id WHERE n > 0) AS made
+        RETURNING id
+        """,
+        [count],
+    ).fetchall()
+    return {event_id for (event_id,) in written}
+
+
 def rows(connection: Connection, ids: Iterable[UUID] | None = None) -> list[Row]:
     """The rows as they are now, in the order of the ids, or all of them in the order of their making."""
     found = (

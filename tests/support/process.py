@@ -1,14 +1,22 @@
-"""A function's instance in a process of its own: it can be killed, and it can be stopped at two places that only
-Lambda's side of it can reach."""
+"""A function's instance in a process of its own: it can be killed, and one of charges can be stopped at two places that
+only Lambda's side of it can reach."""
 
+import contextlib
 import enum
 import io
+import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from charging import database, topic
+from charging.errors import ChargingError
+from tests.support import deployment
 from tests.support.invocation import (
     CHARGES,
     PATIENCE_SECONDS,
@@ -18,7 +26,12 @@ from tests.support.invocation import (
     Context,
     Event,
     Instance,
+    database_variables,
+    sample,
 )
+
+# Ten thousand events take ten seconds; a run that takes this long hangs.
+RUN_SECONDS = 200
 
 
 class Stop(enum.Enum):
@@ -30,17 +43,14 @@ class Stop(enum.Enum):
     """When it writes its first log line: it knows what became of the request, and has not answered."""
 
 
-class Process:
-    """A warm instance of charges in a process of its own. One call at a time."""
+class _Child:
+    """A process that is told over a pipe what to do."""
 
-    def __init__(self, database_url: str, warm_up: Event) -> None:
-        """Returns once the first event is answered: the connection is open and the statement prepared."""
+    def __init__(self, serve: Callable[..., None], *arguments: object) -> None:
         self._here, there = PROCESSES.Pipe()
-        self._process = PROCESSES.Process(target=_serve, args=(database_url, there), daemon=True)
+        self._process = PROCESSES.Process(target=serve, args=(there, *arguments), daemon=True)
         self._process.start()
         there.close()
-        self.begin(warm_up)
-        self.answer()
 
     def __enter__(self) -> Self:
         return self
@@ -49,6 +59,25 @@ class Process:
         self.kill()
         self._process.close()
         self._here.close()
+
+    def kill(self) -> None:
+        """SIGKILL: from now on nothing of the process runs, and the kernel closes what it had open."""
+        self._process.kill()
+        self._process.join()
+
+    def _receive(self, seconds: float = PATIENCE_SECONDS) -> object:
+        assert self._here.poll(seconds), "the function says nothing"
+        return self._here.recv()
+
+
+class Process(_Child):
+    """A warm instance of charges in a process of its own. One call at a time."""
+
+    def __init__(self, database_url: str, warm_up: Event) -> None:
+        """Returns once the first event is answered: the connection is open and the statement prepared."""
+        super().__init__(_serve, database_url)
+        self.begin(warm_up)
+        self.answer()
 
     def begin(self, event: Event, *, seconds: float = TIMEOUT_SECONDS, stop: Stop | None = None) -> None:
         """Hands over an event, which is to be answered within so many seconds."""
@@ -70,11 +99,6 @@ class Process:
         assert isinstance(answer, Answer), answer
         return answer
 
-    def kill(self) -> None:
-        """SIGKILL: from now on nothing of the process runs, and the kernel closes what it had open."""
-        self._process.kill()
-        self._process.join()
-
     def has_answered(self) -> bool:
         """Whether an answer has come out of the process that nobody has read yet."""
         try:
@@ -82,12 +106,8 @@ class Process:
         except EOFError:
             return False
 
-    def _receive(self) -> object:
-        assert self._here.poll(PATIENCE_SECONDS), "the function says nothing"
-        return self._here.recv()
 
-
-def _serve(database_url: str, tester: Connection) -> None:
+def _serve(tester: Connection, database_url: str) -> None:
     log = sys.stdout = _Log(tester)
     instance = Instance("charges", database_url, CHARGES)
     while True:
@@ -130,3 +150,34 @@ class _HeldContext(Context):
             self._tester.recv()
             self._end += time.monotonic() - begun
         return super().get_remaining_time_in_millis()
+
+
+class Relay(_Child):
+    """An instance of the relay in a process of its own, whose runs take what is due and end."""
+
+    def __init__(self, database_url: str, variables: Mapping[str, str]) -> None:
+        """Returns once it waits for its first run; it has opened no connection yet."""
+        super().__init__(_relay, {**database_variables(database_url), **variables})
+        self._receive()
+
+    def begin(self) -> None:
+        """Starts a run."""
+        self._here.send(sample("relay-schedule"))
+
+    def summary(self) -> Any:
+        """Returns what the run came to, once it is over; None where it ended with an error, which its log names."""
+        return self._receive(RUN_SECONDS)
+
+
+def _relay(tester: Connection, variables: Mapping[str, str]) -> None:
+    os.environ.update(variables)
+    # Whatever holds it up, and for however long on a busy machine, is what the test has to say, and not its patience.
+    topic.READ_SECONDS = database.SILENCE_SECONDS = RUN_SECONDS
+    handler = import_module("functions.relay.handler").handler
+    with Path(os.devnull).open("w") as sys.stdout:
+        tester.send(None)
+        while True:
+            event, summary = tester.recv(), None
+            with contextlib.suppress(ChargingError):
+                summary = handler(event, Context(deployment.TIMEOUT_SECONDS))
+            tester.send(summary)

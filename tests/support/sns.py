@@ -112,8 +112,8 @@ class Faults:
     delivers: bool = True
     # The topic's MaximumMessageSize, where somebody has set it.
     topic_bytes: int | None = None
-    # Where set, the answer to a question after the topic's attributes.
-    attributes: Answer | None = None
+    # Called with no entries when the topic's attributes are asked for. An answer that it returns is what is answered.
+    intercept_question: Intercept = _everything_is_fine
 
 
 class Message(NamedTuple):
@@ -165,6 +165,16 @@ class Broker:
         return f"http://127.0.0.1:{self._port}"
 
     @property
+    def variables(self) -> dict[str, str]:
+        """The environment that leads a function to the topic, in whatever process."""
+        return {
+            "TOPIC_ARN": self.topic_arn,
+            "AWS_ENDPOINT_URL_SNS": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+        }
+
+    @property
     def sent(self) -> list[UUID]:
         """The ids of all entries that reached the endpoint, in the order of their calls."""
         return [entry.id for call in self.calls for entry in call]
@@ -214,7 +224,7 @@ class Broker:
         fields = {name: values[0] for name, values in parse_qs(request.decode(), keep_blank_values=True).items()}
         if fields["Action"] == "GetTopicAttributes":
             self.questions += 1
-            return self.faults.attributes or _attributes(self.topic_arn, self.faults.topic_bytes)
+            return self.faults.intercept_question([]) or _attributes(self.topic_arn, self.faults.topic_bytes)
         return self._answer_batch(_entries(fields))
 
     def _answer_batch(self, entries: list[Entry]) -> Answer:

@@ -79,11 +79,13 @@ class Wire:
     def cut(self) -> None:
         """Resets every connection that there is, on both sides, and returns once the peers have been told.
 
-        A socket that a thread reads from is closed, and its reset sent, when that thread has let go of it.
+        A socket that a thread reads from is closed, and its reset sent, when that thread has let go of it. A peer that
+        connects again at once has nothing to do with it.
         """
+        carriers = list(self._carriers)
         for end in list(self._sockets):
             _reset(end)
-        for carrier in list(self._carriers):
+        for carrier in carriers:
             carrier.join()
 
     def kinds(self, sender: Sender) -> str:
