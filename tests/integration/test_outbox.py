@@ -175,7 +175,13 @@ class TestComplete:
         """Statistics from before an outage say that nothing is due, and those of a new table that nothing is published.
         Neither makes a completion read all that is."""
         connection = connect()
-        completion = {"ids": [UUID(int=1)] * 10, "attempts": [1] * 10, "outcomes": ["PUBLISHED"] * 10}
+        completion = {
+            "ids": [UUID(int=1)] * 10,
+            "attempts": [1] * 10,
+            "outcomes": ["PUBLISHED"] * 10,
+            "refusals": [0] * 10,
+            "errors": [None] * 10,
+        }
         connection.execute(composing.SQL("SET plan_cache_mode = {}").format(composing.Identifier(plan)))
         for published in (True, False):
             connection.execute("DELETE FROM outbox")
@@ -188,9 +194,7 @@ class TestComplete:
                 [published],
             )
             connection.execute("ANALYZE outbox")
-            explained = connection.execute(
-                b"EXPLAIN (FORMAT JSON) " + sql.COMPLETE_EVENTS, {**completion, "errors": [None] * 10}
-            ).fetchone()
+            explained = connection.execute(b"EXPLAIN (FORMAT JSON) " + sql.COMPLETE_EVENTS, completion).fetchone()
             assert explained is not None
             plan_text = json.dumps(explained[0])
             assert set(re.findall(r'"Index Name": "(\w+)"', plan_text)) == {"outbox_pkey"}
@@ -309,6 +313,21 @@ class TestComplete:
             assert outbox.complete(database, [Completion(event, "PUBLISHED") for event in events]) == 0
             assert wire.connections == 2
         assert all(row.is_published for row in table.rows(connection, ids))
+
+    @pytest.mark.parametrize("result", ["REFUSED", "POSTPONED", "RETURNED"])
+    def test_what_is_written_down_twice_counts_once(
+        self, result: outbox.Result, connect: Connect, database_url: str
+    ) -> None:
+        """The connection dies with a result committed that settles nothing: a refusal is not counted again."""
+        connection = connect()
+        [event_id] = table.write(connection)
+        with Wire(database_url) as wire, deployment.database(wire.url) as database:
+            event = claim_one(database)
+            wire.judge = lose_answer(after="B")
+            assert outbox.complete(database, [Completion(event, result, "Odd: refused")]) == 0
+            assert wire.connections == 2
+        row = table.row(connection, event_id)
+        assert (row.attempts, row.refusals, row.is_failed) == (1, 1 if result == "REFUSED" else 0, False)
 
     def test_results_of_many_kinds_go_down_in_one_statement(self, connect: Connect, database: Database) -> None:
         """Each row gets its own result and its own error."""

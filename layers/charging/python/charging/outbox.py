@@ -60,6 +60,11 @@ class Completion:
     result: Result
     error: str | None = None
 
+    @property
+    def refusals(self) -> int:
+        """How often the broker has refused the event by now: a figure, and no step, so that it may be written twice."""
+        return self.event.refusals + (self.result in {"REFUSED", "FAILED"})
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -111,6 +116,7 @@ def complete(database: Database, completions: Sequence[Completion]) -> int:
             "ids": [completion.event.id for completion in completions],
             "attempts": [completion.event.attempts for completion in completions],
             "outcomes": [completion.result for completion in completions],
+            "refusals": [completion.refusals for completion in completions],
             "errors": [completion.error for completion in completions],
         },
     )
