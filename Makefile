@@ -15,7 +15,7 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo events test check format format-check lint types imports template schema schema-check openapi \
+.PHONY: help run demo sam-local sam-invoke events test check format format-check lint types imports template schema schema-check openapi \
 	reliability lock build clean
 
 help: ## List the targets
@@ -28,6 +28,12 @@ run: $(VENV)/installed $(SAM_VENV)/installed ## Start the whole stack on loopbac
 
 demo: $(VENV)/installed $(SAM_VENV)/installed ## Show both guarantees, with real faults, as a story
 	@exec env $(WITH_SAM) $(BIN)/python -m local demo
+
+sam-local: $(VENV)/installed $(SAM_VENV)/installed ## Serve the API from Lambda containers, needs Docker (PORT=3000, LOCAL_DIR=)
+	@exec $(BIN)/python -m local sam_local
+
+sam-invoke: $(VENV)/installed $(SAM_VENV)/installed ## Invoke a function in a container, beside sam-local (EVENT=events/...)
+	@exec $(BIN)/python -m local sam_invoke '$(EVENT)'
 
 events: $(VENV)/installed ## Print the events that arrive in the running stack's queue
 	@exec $(BIN)/python -m local events

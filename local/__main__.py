@@ -6,7 +6,7 @@ import sys
 from local import stopping
 from local.errors import StackError
 
-COMMANDS = ("run", "events", "demo", "clean", "schema", "openapi")
+COMMANDS = ("run", "events", "demo", "sam_local", "sam_invoke", "clean", "schema", "openapi")
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def main() -> int:
         return 2
     name = sys.argv.pop(1)
     try:
-        if name in {"run", "events", "demo"}:
+        if name in {"run", "events", "demo", "sam_local"}:
             # They end when told to. Their imports take a second, in which they may be told already.
             stopping.listen()
         status: int = importlib.import_module(f"local.{name}").main()

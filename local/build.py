@@ -8,11 +8,11 @@ import fcntl
 import hashlib
 import os
 import platform
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from local import sam
 from local.child import ROOT, Child
 from local.errors import StackError
 
@@ -58,25 +58,16 @@ def undisturbed() -> Iterator[None]:
 
 
 def _run_sam() -> None:
-    path = os.pathsep.join([str(ROOT / ".venv-sam" / "bin"), os.environ.get("PATH", "")])
-    sam = shutil.which("sam", path=path)
-    if sam is None:
-        raise StackError(
-            "The SAM CLI is not installed.",
-            means="The functions cannot be built.",
-            remedy="use `make run`, which installs it, or put `sam` on PATH.",
-        )
     log = ARTIFACTS / "build.log"
     log.unlink(missing_ok=True)
     process = Child(
         [
-            *(sam, "build", "--cached", "--parallel", "--template-file", str(ROOT / "template.yaml")),
+            *(sam.program(), "build", "--cached", "--parallel", "--template-file", str(ROOT / "template.yaml")),
             *("--build-dir", str(TEMPLATE.parent), "--cache-dir", str(ARTIFACTS / "cache")),
             *("--parameter-overrides", f"Architecture={architecture()}"),
         ],
         log=log,
-        # sam wants exactly python3.13 on PATH, which its own environment has, and a folder for its notes.
-        environment=os.environ | {"PATH": path, "SAM_CLI_TELEMETRY": "0", "__SAM_CLI_APP_DIR": str(ARTIFACTS / "sam")},
+        environment=os.environ | sam.environment(notes=ARTIFACTS / "sam"),
         stop_by=signal.SIGTERM,
         grace=2.0,
     )

@@ -50,8 +50,11 @@ class Emulator:
         return f"http://{HOST}:{self.port}"
 
 
-def available(port: int) -> int:
-    """The port, or a free one for 0. Raises StackError where another process listens on it, or this account may not."""
+def available(port: int, target: str = "run") -> int:
+    """The port, or a free one for 0. Raises StackError where another process listens on it, or this account may not.
+
+    `target` is what make was asked for.
+    """
     with socket.socket() as probe:
         # As the emulator will: connections of an earlier run that still linger are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,14 +63,14 @@ def available(port: int) -> int:
         except PermissionError as error:
             raise StackError(
                 f"Port {port} cannot be listened on from this account: {error.strerror}.",
-                means="The emulated AWS cannot start there. Most systems keep the ports below 1024 for root.",
-                remedy="choose a higher port: make run PORT=4566 (0 finds a free one).",
+                means="The API cannot be served there. Most systems keep the ports below 1024 for root.",
+                remedy=f"choose a higher port: make {target} PORT=4566 (0 finds a free one).",
             ) from error
         except OSError as error:
             raise StackError(
                 f"Port {port} is not free: {error.strerror}.",
-                means="The emulated AWS cannot listen there; another program does, or an embedded stack elsewhere.",
-                remedy="stop that program, or let a free port be found: make run PORT=0.",
+                means="The API cannot be served there; another program does that, or another stack of this service.",
+                remedy=f"stop that program, or let a free port be found: make {target} PORT=0.",
             ) from error
         chosen: int = probe.getsockname()[1]
         return chosen

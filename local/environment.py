@@ -45,6 +45,16 @@ def parameters() -> Mapping[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
+def port(default: int) -> int:
+    """What PORT asks for; 0 for any that is free. Raises StackError where it is no port."""
+    given = os.environ.get("PORT") or str(default)
+    if not given.isdecimal() or int(given) > 65535:  # noqa: PLR2004 - the largest port there is
+        raise StackError(
+            f"PORT is {given!r}.", means="It is not a port.", remedy="give a number up to 65535; 0 finds a free port."
+        )
+    return int(given)
+
+
 def command(target: str) -> str:
     """What to type, to make the target on this very folder."""
     given = os.environ.get("LOCAL_DIR")
@@ -56,13 +66,13 @@ def path() -> Path:
     return folder() / "env"
 
 
-def write(values: Mapping[str, str]) -> None:
-    """Write the file, whole or not at all, readable by its owner: it holds a password."""
-    unfinished = path().with_suffix(".new")
+def write(values: Mapping[str, str], file: Path) -> None:
+    """Write such a file, whole or not at all, readable by its owner: it holds a password."""
+    unfinished = file.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     unfinished.touch(mode=0o600)
     unfinished.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    unfinished.replace(path())
+    unfinished.replace(file)
 
 
 def read() -> Mapping[str, str]:

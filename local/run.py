@@ -6,7 +6,6 @@ the template's parameters are, other than by default.
 """
 
 import contextlib
-import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -27,19 +26,10 @@ DEFAULT_PORT = 4566
 def main() -> int:
     """Run until told to stop; 0 then. Raises StackError where it cannot start or go on."""
     try:
-        _run(environment.create(), _port(), environment.parameters())
+        _run(environment.create(), environment.port(DEFAULT_PORT), environment.parameters())
     except Stopped:
         _say(f"Stopped. The database is kept; `{environment.command('clean')}` forgets it.")
         return 0
-
-
-def _port() -> int:
-    given = os.environ.get("PORT") or str(DEFAULT_PORT)
-    if not given.isdecimal() or int(given) > 65535:  # noqa: PLR2004 - the largest port there is
-        raise StackError(
-            f"PORT is {given!r}.", means="It is not a port.", remedy="give a number up to 65535; 0 finds a free port."
-        )
-    return int(given)
 
 
 def _run(folder: Path, port: int, parameters: Mapping[str, str]) -> NoReturn:
@@ -51,7 +41,7 @@ def _run(folder: Path, port: int, parameters: Mapping[str, str]) -> NoReturn:
         up = running.enter_context(stack.serve(folder, port=port, lock=held, parameters=parameters))
         _say(_welcome(up, time.monotonic() - begun))
         # Last of all: whoever waits for this file finds everything ready.
-        environment.write(_variables(up))
+        environment.write(_variables(up), environment.path())
         try:
             _watch({"PostgreSQL": up.server.process, "The emulated AWS": up.aws.process})
         except Stopped:

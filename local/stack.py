@@ -45,17 +45,17 @@ def serve(
     with contextlib.ExitStack() as running:
         port = emulator.available(port)  # before anything that takes time
         if not build.is_current():
-            with _step("Building the functions and layers with sam build, up to a minute the first time"):
+            with step("Building the functions and layers with sam build, up to a minute the first time"):
                 build.build()
-        with _step("Starting PostgreSQL"):
+        with step("Starting PostgreSQL"):
             server = running.enter_context(postgres.serve(folder / "postgres"))
-        with _step("Bringing the schema forward"):
-            _migrate(server)
-        with _step("Starting the emulated AWS"):
+        with step("Bringing the schema forward"):
+            migrate(server.url)
+        with step("Starting the emulated AWS"):
             aws = running.enter_context(emulator.serve(folder / "emulator", port=port, lock=lock))
-        with _step("Deploying template.yaml"):
+        with step("Deploying template.yaml"):
             deployment = deploy.deploy(aws, server, relays=relays, parameters=parameters)
-        with _step("Waiting for the first answer"):
+        with step("Waiting for the first answer"):
             _await_api(deployment)
             if relays:
                 _await_relay(server)
@@ -63,7 +63,8 @@ def serve(
 
 
 @contextlib.contextmanager
-def _step(name: str) -> Iterator[None]:
+def step(name: str) -> Iterator[None]:
+    """Tell of a step of the start, and how long it took."""
     print(f"{name} ...", end="", flush=True)
     begun = time.monotonic()
     try:
@@ -74,9 +75,10 @@ def _step(name: str) -> Iterator[None]:
     print(f" {time.monotonic() - begun:.1f} s", flush=True)
 
 
-def _migrate(server: Server) -> None:
+def migrate(url: str) -> None:
+    """Bring a database forward. Raises StackError where it was made by other sources than these."""
     try:
-        with stopping.deferred(), psycopg.connect(server.url, autocommit=True) as connection:
+        with stopping.deferred(), psycopg.connect(url, autocommit=True) as connection:
             migrations.migrate(connection, ROOT / "schema")
     except (errors.MigrationRefused, psycopg.Error) as error:
         raise StackError(

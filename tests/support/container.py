@@ -1,4 +1,4 @@
-"""PostgreSQL in a container, where a Docker engine runs."""
+"""What needs a Docker engine: PostgreSQL in a container."""
 
 import contextlib
 import gc
@@ -17,20 +17,24 @@ IMAGE = "postgres:18-alpine"
 
 @contextlib.contextmanager
 def serve() -> Iterator[str]:
-    """A server in a container for as long as the block lasts, as its superuser's URL.
-
-    Without a Docker engine the test is skipped, and says so; it fails where CI=true, since a suite that skips what it
-    was started for would be green for ever.
-    """
-    if refusal := _refusal():
-        reason = f"TEST_DATABASE=container, and no Docker engine answers here: {refusal}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    """A server in a container for as long as the block lasts, as its superuser's URL."""
+    require_engine()
     # Its reaper is one more image to pull; leaving the block removes the container.
     testcontainers_config.ryuk_disabled = True
     with PostgresContainer(IMAGE, driver=None) as container:
         yield container.get_connection_url()
+
+
+def require_engine() -> None:
+    """Skips the test where no Docker engine answers, and says so.
+
+    It fails where CI=true, since a suite that skips what it was started for would be green for ever.
+    """
+    if refusal := _refusal():
+        reason = f"This needs a Docker engine, and none answers here: {refusal}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
 
 
 def _refusal() -> str | None:

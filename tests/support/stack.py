@@ -34,6 +34,21 @@ class Answer:
     body: bytes
 
 
+def charge(api_url: str, key: UUID, amount: int = 4900, principal: str | None = None) -> Answer:
+    """Sends a charge; `principal` is the local caller's name."""
+    headers = {"Content-Type": "application/json", "Idempotency-Key": str(key)}
+    if principal is not None:
+        headers["X-Local-Principal"] = principal
+    body = json.dumps({"amountCents": amount}).encode()
+    request = urllib.request.Request(f"{api_url}/charges", body, headers)  # noqa: S310 - our own
+    try:
+        with urllib.request.urlopen(request, timeout=STOP_SECONDS) as response:  # noqa: S310
+            return Answer(response.status, dict(response.headers), response.read())
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return Answer(refusal.code, dict(refusal.headers), refusal.read())
+
+
 class Stack:
     """A running stack."""
 
@@ -43,17 +58,7 @@ class Stack:
         self.variables = dict(line.split("=", 1) for line in (folder / "env").read_text().splitlines())
 
     def charge(self, key: UUID, amount: int = 4900, principal: str | None = None) -> Answer:
-        headers = {"Content-Type": "application/json", "Idempotency-Key": str(key)}
-        if principal is not None:
-            headers["X-Local-Principal"] = principal
-        body = json.dumps({"amountCents": amount}).encode()
-        request = urllib.request.Request(f"{self.variables['API_URL']}/charges", body, headers)  # noqa: S310 - our own
-        try:
-            with urllib.request.urlopen(request, timeout=STOP_SECONDS) as response:  # noqa: S310
-                return Answer(response.status, dict(response.headers), response.read())
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return Answer(refusal.code, dict(refusal.headers), refusal.read())
+        return charge(self.variables["API_URL"], key, amount, principal)
 
     def event(self, charge: str, seconds: float) -> dict[str, Any] | None:
         """The event of that charge, once it is in the queue for a person; None when it is not within the time."""

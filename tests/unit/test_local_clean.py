@@ -39,6 +39,16 @@ def test_what_a_run_did_not_put_there_stays(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
 
 
+def test_what_sam_local_left_is_forgotten(folder: Path) -> None:
+    """Its log is no database, and goes as well; where it alone has run, a folder called postgres is somebody's own."""
+    (folder / "sam-local").mkdir()
+    (folder / "sam-local" / "lock").write_text("")
+    (folder / "lock").unlink()
+    assert clean.main() == 0
+    assert not (folder / "sam-local").exists()
+    assert (folder / "postgres" / "data" / "PG_VERSION").exists()
+
+
 def test_a_folder_without_a_stack_is_not_touched(folder: Path) -> None:
     """Whoever names the wrong folder loses nothing: a run leaves its lock there, and nobody else does."""
     (folder / "lock").unlink()
@@ -46,9 +56,11 @@ def test_a_folder_without_a_stack_is_not_touched(folder: Path) -> None:
     assert (folder / "postgres" / "data" / "PG_VERSION").exists()
 
 
-@pytest.mark.parametrize("name", ["lock", "postgres/lock"])
+@pytest.mark.parametrize("name", ["lock", "postgres/lock", "sam-local/lock"])
 def test_a_stack_that_runs_is_not_touched(folder: Path, name: str) -> None:
     """The refusal names the process, and nothing is removed. A server may be there still when its run is not."""
+    (folder / "sam-local").mkdir()
+    (folder / name).write_text("")
     before = sorted(folder.rglob("*"))
     with lock.held(folder / name), pytest.raises(StackError, match=f"in use by process {os.getpid()}"):
         clean.main()

@@ -17,7 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_written_is_read(folder: Path) -> None:
     """Lines NAME=value, as a shell sources them; a value may hold an equals sign. Nobody else reads the password."""
     values = {"API_URL": "http://127.0.0.1:1/x", "DATABASE_URL": "postgresql://u:p@h:1/d?a=b"}
-    environment.write(values)
+    environment.write(values, environment.path())
     assert environment.read() == values
     assert (folder / "env").read_text() == "API_URL=http://127.0.0.1:1/x\nDATABASE_URL=postgresql://u:p@h:1/d?a=b\n"
     assert (folder / "env").stat().st_mode & 0o777 == 0o600
@@ -26,7 +26,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
 
 def test_without_a_running_stack_the_reader_says_what_to_do() -> None:
     """Also after a second removal: a start removes what a killed run has left, if anything."""
-    environment.write({"API_URL": "x"})
+    environment.write({"API_URL": "x"}, environment.path())
     environment.remove()
     environment.remove()
     with pytest.raises(StackError, match="make run"):
@@ -58,6 +58,18 @@ def test_a_command_is_for_the_folder_that_was_named(monkeypatch: pytest.MonkeyPa
     assert environment.command("clean") == "make clean LOCAL_DIR='/a folder'"
     monkeypatch.delenv("LOCAL_DIR")
     assert environment.command("clean") == "make clean"
+
+
+def test_the_port_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number, or the command's own where none is given; anything else is refused with what to give."""
+    monkeypatch.delenv("PORT", raising=False)
+    assert environment.port(3000) == 3000
+    monkeypatch.setenv("PORT", "0")
+    assert environment.port(3000) == 0
+    for wrong in ("65536", "-1", "http", "3000 "):
+        monkeypatch.setenv("PORT", wrong)
+        with pytest.raises(StackError, match="0 finds a free port"):
+            environment.port(3000)
 
 
 def test_parameters_are_words_with_values(monkeypatch: pytest.MonkeyPatch) -> None:
