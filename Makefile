@@ -16,7 +16,7 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run demo sam-local sam-invoke events test check format format-check lint types imports template schema schema-check openapi \
-	reliability lock build clean
+	reliability lock build sizes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ lock: $(VENV)/installed ## Regenerate the pinned requirements (UPGRADE=--upgrade
 
 build: $(SAM_VENV)/installed ## Build what is deployed (sam build)
 	$(WITH_SAM) sam build
+
+sizes: $(VENV)/installed $(SAM_VENV)/installed ## Print what the functions and layers weigh, built for this machine
+	@exec $(BIN)/python -m local sizes
 
 # Any interpreter will do: it asks for no package. First of all, since it refuses while a stack runs in LOCAL_DIR.
 clean: ## Remove the artifacts, the embedded stack's database, and caches

@@ -2,11 +2,13 @@
 
 import importlib.util
 import marshal
+from fnmatch import fnmatch
 from pathlib import Path
 from types import CodeType
 
 import pytest
 
+from local import sizes
 from tests.packaging.artifacts import FUNCTIONS, ROOT, Artifacts
 
 # One worker builds, and reads what it built; a second would do the same again.
@@ -15,6 +17,9 @@ pytestmark = pytest.mark.xdist_group("artifacts")
 ELF = b"\x7fELF"
 # e_machine, at offset 18: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html
 MACHINES = {"x86_64": 62, "arm64": 183}
+
+# 27 MB at the time of writing, of which 15 are compiled libraries; `make sizes` tells.
+MOST_BYTES = 32_000_000
 
 # PEP 552: bit 0 of the flags says hash-based, bit 1 says that it is checked against the source at import.
 UNCHECKED_HASH = 1
@@ -68,8 +73,40 @@ def test_artifacts_say_nothing_of_where_they_were_built(artifacts: Artifacts) ->
 
 def test_layers_hold_no_tests(artifacts: Artifacts) -> None:
     """Tests, and command-line scripts, are not deployed."""
-    folders = {part for path in artifacts.files() for part in path.relative_to(artifacts.folder).parts[:-1]}
-    assert folders.isdisjoint({"bin", "test", "tests", "testing"})
+    paths = [path.relative_to(artifacts.folder) for path in artifacts.files()]
+    assert {part for path in paths for part in path.parts[:-1]}.isdisjoint({"bin", "test", "tests", "testing"})
+    assert [path for path in paths if fnmatch(path.name, "test_*") or fnmatch(path.name, "*_test.*")] == []
+
+
+def test_layers_hold_what_is_run_and_no_more(artifacts: Artifacts) -> None:
+    """Modules, their bytecode, compiled libraries, and of each package its version and its licence."""
+    site = artifacts.layer("DependenciesLayer") / "python"
+    run = ("*.py", "*.pyc", "*.so", "*.so.*")
+    others = {
+        str(path.relative_to(site))
+        for path in site.rglob("*")
+        if path.is_file() and not any(fnmatch(path.name, pattern) for pattern in run)
+    }
+    described = {path.split("/")[0] for path in others if fnmatch(path, "*.dist-info/METADATA")}
+    assert {path.split("/")[0].split("-")[0] for path in described} >= {"psycopg", "pydantic", "pydantic_core"}
+    kept = ("*.dist-info/METADATA", "*.dist-info/LICEN[CS]E*", "*.dist-info/licenses/*")
+    assert [path for path in others if not any(fnmatch(path, pattern) for pattern in kept)] == []
+
+
+def test_no_file_is_deployed_twice(artifacts: Artifacts) -> None:
+    """Layers lie one over another in /opt: what two of them held, one would hide."""
+    for name in FUNCTIONS:
+        files = [
+            path.relative_to(layer) for layer in artifacts.layers(name) for path in layer.rglob("*") if path.is_file()
+        ]
+        assert len(files) == len(set(files)), name
+
+
+def test_a_function_and_its_layers_are_small(artifacts: Artifacts) -> None:
+    """A package that comes in by accident shows here. Lambda itself takes 250 MB, and a cold start pays for each."""
+    for name in FUNCTIONS:
+        folders = [artifacts.function(name), *artifacts.layers(name)]
+        assert sum(sizes.unpacked(folder) for folder in folders) < MOST_BYTES, name
 
 
 def test_runtime_s_own_packages_are_not_in_a_layer(artifacts: Artifacts) -> None:

@@ -59,6 +59,7 @@ def test_each_live_secret_verifies_alone() -> None:
 @pytest.mark.parametrize(
     ("header", "value"),
     [("webhook-id", "another"), ("webhook-timestamp", str(int(time.time()) - 1)), ("webhook-signature", "v1,AAAA")],
+    ids=["id", "timestamp", "signature"],  # the moment is another in each process that collects
 )
 def test_nothing_signed_can_be_exchanged(header: str, value: str) -> None:
     """The signature holds the message's id, the moment and the body together."""
