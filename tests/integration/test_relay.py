@@ -23,6 +23,7 @@ from charging.topic import BYTES_PER_CALL, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, To
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
 from tests.support.ledger import until
+from tests.support.outbox import Clock
 from tests.support.sns import Answer, Broker, Entry, Refusal
 
 MAX_ATTEMPTS = 3
@@ -49,21 +50,6 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
 @pytest.fixture
 def topic(broker: Broker) -> Topic:
     return Topic(broker.topic_arn, max_attempts=MAX_ATTEMPTS)
-
-
-class Clock:
-    """Time that passes only while the relay pauses, for the relay and for the rows alike."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, connection: outbox.Connection) -> None:
-        self.pauses: list[float] = []
-        self._connection = connection
-        self._passed = 0.0
-        monkeypatch.setattr(time, "monotonic", lambda: self._passed)
-
-    def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self._passed += seconds
-        outbox.let_pass(self._connection, seconds=seconds)
 
 
 def plenty() -> float:

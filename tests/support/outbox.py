@@ -1,6 +1,7 @@
 """Rows in the outbox, and the passing of their time."""
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 from psycopg.rows import class_row
 
 from charging import outbox
@@ -132,3 +134,18 @@ def let_pass(connection: Connection, *, seconds: float) -> None:
         """,
         [seconds],
     )
+
+
+class Clock:
+    """Time that passes only while the relay pauses, for the relay and for the rows alike."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, connection: Connection) -> None:
+        self.pauses: list[float] = []
+        self._connection = connection
+        self._passed = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self._passed)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self._passed += seconds
+        let_pass(self._connection, seconds=seconds)
