@@ -25,9 +25,11 @@ import httpcore2
 from charging import errors
 from charging.destinations import Address, Destination, destination, is_public
 
-# What a receiver may say during the handshake, and once more in its answer. Certificates come to some 5 KB, an
-# answer to less; a page of HTML instead of one still fits.
-BYTES_READ = 64 * 1024
+# What a receiver may say: certificates come to some 5 KB, and a page of HTML in place of an answer still fits. Taken
+# apart, a head of short lines takes twenty times its bytes, and so is held tighter: at what nginx grants a server.
+HANDSHAKE_BYTES = 64 * 1024
+HEAD_BYTES = 8 * 1024
+BODY_BYTES = 64 * 1024
 # What is taken from the socket at once: a TLS record, so that fifty deliveries hold a megabyte and not more.
 BYTES_AT_ONCE = 16 * 1024
 EXCERPT_CHARACTERS = 500
@@ -147,9 +149,11 @@ class Sender:
         }
         with contextlib.closing(_connected(self._addresses(target, deadline), target.port, deadline)) as wire:
             stream = _TlsWire(wire, self._tls, target.host) if target.scheme == "https" else wire
+            wire.allow(HEAD_BYTES)
             connection = httpcore2.HTTP11Connection(url.origin, stream)
             try:
                 with connection.stream("POST", url, headers=[*own.items(), *headers.items()], content=body) as response:
+                    wire.allow(BODY_BYTES)
                     return _read(response)
             except httpcore2.RemoteProtocolError as invalid:
                 if wire.has_ended:
@@ -283,26 +287,26 @@ class _Wire(httpcore2.NetworkStream):
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._end = end
         self._deadline = deadline
-        self._budget = BYTES_READ
+        self._allowed = HANDSHAKE_BYTES
         self.has_ended = False
 
-    def renew(self) -> None:
-        """Lets the receiver say as much again."""
-        self._budget = BYTES_READ
+    def allow(self, count: int) -> None:
+        """Lets the receiver say so many bytes from now on."""
+        self._allowed = count
 
     @override
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Returns what has arrived; nothing at the end."""
-        if not self._budget:
-            raise _Failed("answer_too_large", f"the receiver sends more than {BYTES_READ} bytes")
+        if not self._allowed:
+            raise _Failed("answer_too_large", "the receiver goes on and on")
         self._end.settimeout(_left(self._deadline))
         try:
-            data = self._end.recv(min(max_bytes, self._budget, BYTES_AT_ONCE))
+            data = self._end.recv(min(max_bytes, self._allowed, BYTES_AT_ONCE))
         except TimeoutError:
             raise _Failed("timed_out", "the answer was not complete in time") from None
         except OSError as failed:
             raise _Failed("connection_lost", failed.strerror or str(failed)) from failed
-        self._budget -= len(data)
+        self._allowed -= len(data)
         self.has_ended = not data
         return data
 
@@ -344,7 +348,6 @@ class _TlsWire(httpcore2.NetworkStream):
             self._step(self._tls.do_handshake)
         except ssl.SSLEOFError:
             raise _Failed("connection_lost", "the receiver hung up during the handshake") from None
-        wire.renew()
 
     @override
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
