@@ -56,17 +56,15 @@ def test_each_live_secret_verifies_alone() -> None:
         verify(signing.secret(MASTER_KEY, ENDPOINT, 6), b"{}", made)
 
 
-@pytest.mark.parametrize(
-    ("header", "value"),
-    [("webhook-id", "another"), ("webhook-timestamp", str(int(time.time()) - 1)), ("webhook-signature", "v1,AAAA")],
-    ids=["id", "timestamp", "signature"],  # the moment is another in each process that collects
-)
-def test_nothing_signed_can_be_exchanged(header: str, value: str) -> None:
+@pytest.mark.parametrize("header", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_nothing_signed_can_be_exchanged(header: str) -> None:
     """The signature holds the message's id, the moment and the body together."""
-    made = signing.headers(str(uuid4()), int(time.time()), b'{"amountCents":4900}', [SHOWN])
-    with pytest.raises(WebhookVerificationError):
-        verify(SHOWN, b'{"amountCents":4900}', made | {header: value})
-    with pytest.raises(WebhookVerificationError):
+    now = int(time.time())
+    made = signing.headers(str(uuid4()), now, b'{"amountCents":4900}', [SHOWN])
+    others = signing.headers(str(uuid4()), now - 1, b'{"amountCents":4901}', [SHOWN])
+    with pytest.raises(WebhookVerificationError, match="No matching signature"):
+        verify(SHOWN, b'{"amountCents":4900}', made | {header: others[header]})
+    with pytest.raises(WebhookVerificationError, match="No matching signature"):
         verify(SHOWN, b'{"amountCents":4901}', made)
 
 
