@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from charging import sql
+from charging import operations, sql
 from charging.charges import Charge
 from charging.idempotency import ClaimRow, StoredResponse
 from charging.outbox import ClaimedEvent, Measurement
@@ -20,6 +21,15 @@ STATEMENTS: Mapping[str, bytes] = {
 }
 
 CALLER = {"principal": "alice", "endpoint": "POST /charges", "key": UUID(int=1)}
+SELECTION = {
+    "states": ["waiting", "parked"],
+    "ids": [UUID(int=3)],
+    "event_type": None,
+    "aggregate_id": None,
+    "since": None,
+    "until": datetime(2026, 1, 31, tzinfo=UTC),
+}
+ACTION = {"action_id": UUID(int=4), "operator": "ann", "reason": "as agreed", "selection": "{}", "ids": [UUID(int=3)]}
 
 # Whatever a statement is given, typed as its caller gives it.
 PARAMETERS: Mapping[str, Mapping[str, object]] = {
@@ -51,6 +61,13 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "errors": [None],
     },
     "MEASURE_OUTBOX": {},
+    "RESOLVE_WINDOW": {"since": None, "since_ago": timedelta(hours=1), "until": None, "until_ago": None},
+    "LIST_EVENTS": {**SELECTION, "limit": 10},
+    "COUNT_EVENTS": {**SELECTION, "bound": 100},
+    "INSPECT_EVENTS": {"ids": [UUID(int=3)], "characters": 100},
+    "AWAIT_OPERATORS": {},
+    "REDRIVE_EVENTS": {**ACTION, "state": "parked", "per_second": 50},
+    "PARK_EVENTS": {**ACTION, "lease_seconds": 30},
     "RECORD_DELIVERY": {"consumer": "charge_totals", "event_id": UUID(int=3)},
     "ADD_TO_TOTALS": {"principal": "alice", "currency": "USD", "day": "2026-01-31", "amount_cents": 4900},
 }
@@ -62,6 +79,12 @@ ROW_TYPES: Mapping[str, type[Any]] = {
     "CLAIM_EVENTS": ClaimedEvent,
     "CLAIM_EVENTS_IN_ORDER": ClaimedEvent,
     "MEASURE_OUTBOX": Measurement,
+    "RESOLVE_WINDOW": operations.Window,
+    "LIST_EVENTS": operations.Event,
+    "COUNT_EVENTS": operations.Count,
+    "INSPECT_EVENTS": operations.Details,
+    "REDRIVE_EVENTS": operations.Redriven,
+    "PARK_EVENTS": operations.Parked,
 }
 
 

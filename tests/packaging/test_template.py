@@ -1,6 +1,8 @@
 """The template agrees with the code that it deploys, and its figures with one another."""
 
 import importlib
+import json
+import re
 
 import pytest
 
@@ -69,3 +71,33 @@ def test_nothing_is_public() -> None:
         assert "FunctionUrlConfig" not in properties
         for event in properties.get("Events", {}).values():
             assert "Auth" not in event["Properties"]
+
+
+def references(value: object) -> set[str]:
+    """The logical ids that a part of the template refers to."""
+    if isinstance(value, dict):
+        named = {str(value[name]) for name in ("Ref", "DependsOn") if isinstance(value.get(name), str)}
+        if isinstance(place := value.get("Fn::GetAtt"), list):
+            named.add(place[0])
+        if (text := value.get("Fn::Sub")) is not None:
+            named |= set(re.findall(r"\$\{(\w+)", text if isinstance(text, str) else text[0]))
+        return named.union(*(references(inner) for inner in value.values()))
+    if isinstance(value, list):
+        return set().union(*(references(inner) for inner in value))
+    return set()
+
+
+def test_operators_alone_invoke_operations() -> None:
+    """No API, schedule, queue or address leads to it, nothing in the template may invoke it, or is made to know it."""
+    operations = FUNCTIONS["OperationsFunction"]
+    assert not {"Events", "FunctionUrlConfig", "AutoPublishAlias"} & operations.keys()
+    knowing = {name for name, resource in TEMPLATE["Resources"].items() if "OperationsFunction" in references(resource)}
+    assert knowing == set()
+    for properties in FUNCTIONS.values():
+        assert "lambda:" not in json.dumps(properties.get("Policies", []))
+    assert "AWS::Lambda::Permission" not in {resource["Type"] for resource in TEMPLATE["Resources"].values()}
+
+
+def test_operations_may_use_the_database_and_nothing_else() -> None:
+    """What an operator does is done in the outbox; the relay does the rest."""
+    assert references(FUNCTIONS["OperationsFunction"]["Policies"]) == {"DatabaseSignInPolicy", "AWS::NoValue"}

@@ -15,7 +15,7 @@ from charging.errors import Violation
 BODY_BYTES = 16 * 1024  # fifty times what a command needs; the bound keeps parsing under a millisecond
 
 _HEX_GROUPS = r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
-_ID = re.compile(_HEX_GROUPS)
+ID = re.compile(_HEX_GROUPS)
 _KEY = re.compile(rf'{_HEX_GROUPS}|"{_HEX_GROUPS}"')
 _MEDIA_TYPE = re.compile(r'application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|"utf-8"))?', re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -46,7 +46,7 @@ def idempotency_key(lines: Sequence[str]) -> UUID:
 
 def resource_id(text: str) -> UUID:
     """Returns the id in a path. Raises NoSuchResource for what cannot be one."""
-    if not _ID.fullmatch(text):
+    if not ID.fullmatch(text):
         raise errors.NoSuchResource("The path's last segment is not an id.")
     return UUID(text)
 
@@ -68,7 +68,7 @@ class Command(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-def _given(value: str | None) -> str | None:
+def given[T](value: T | None) -> T | None:
     """An optional member is left out, never null."""
     if value is None:
         raise ValueError
@@ -82,7 +82,7 @@ class ChargeCommand(Command):
         alias="amountCents", ge=1, le=999_999_999_999, description="a JSON integer from 1 to 999999999999"
     )
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$", description="three upper-case letters")
-    reference: Annotated[str | None, AfterValidator(_given)] = Field(
+    reference: Annotated[str | None, AfterValidator(given)] = Field(
         default=None,
         min_length=1,
         max_length=64,
@@ -101,12 +101,21 @@ def parse[C: Command](model: type[C], body: bytes) -> C:
     if len(body) > BODY_BYTES:
         raise errors.PayloadTooLarge(f"The body is longer than {BODY_BYTES} bytes.")
     document, violations = _document(body)
+    return validated(model, document, violations)
+
+
+def validated[C: Command](model: type[C], document: dict[str, Any], violations: Sequence[Violation] = ()) -> C:
+    """Returns the command in a document that has been parsed. `violations` were found on the way there.
+
+    Raises InvalidRequest with those and with every one that the model finds.
+    """
     try:
         command = model.model_validate(document)
     except ValidationError as invalid:
         faults = invalid.errors(include_url=False, include_input=False, include_context=False)
-        violations += [_violation(model, str(fault["loc"][0]), fault["type"]) for fault in faults]
-        raise errors.InvalidRequest(violations) from None
+        found = [_violation(model, str(fault["loc"][0]), fault["type"]) for fault in faults]
+        # Each bad element of a list is a fault, and all of them break one rule.
+        raise errors.InvalidRequest([*violations, *dict.fromkeys(found)]) from None
     if violations:
         raise errors.InvalidRequest(violations)
     return command
@@ -122,7 +131,7 @@ def _document(body: bytes) -> tuple[dict[str, Any], list[Violation]]:
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, value in pairs:
-            if not _is_text(name):
+            if not is_text(name):
                 violations.append(Violation("", "has a member whose name is not Unicode text"))
             elif name in found:
                 violations.append(Violation(name, "must be given once"))
@@ -163,7 +172,7 @@ def _no_object(reason: str) -> errors.InvalidRequest:
     return errors.InvalidRequest([Violation("", reason)])
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
     """Tells whether a string can be written in UTF-8; one with half of a surrogate pair cannot."""
     try:
         value.encode()

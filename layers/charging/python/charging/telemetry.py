@@ -1,7 +1,8 @@
 """What operators see: one structured log line at a time, and metrics embedded in the log.
 
 Principals, references and bodies are personal and never logged. An idempotency key may stand in a log line,
-so that a caller's question can be answered; no metric carries it.
+so that a caller's question can be answered; no metric carries it. So may the name that an operator gives, who answers
+for what they do.
 """
 
 from collections.abc import Mapping
