@@ -15,8 +15,8 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo sam-local sam-invoke events test check format format-check lint types imports template schema schema-check openapi \
-	reliability lock build sizes clean
+.PHONY: help run demo events ops sam-local sam-invoke test check format format-check lint types imports template schema \
+	schema-check openapi reliability lock build sizes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ sam-invoke: $(VENV)/installed $(SAM_VENV)/installed ## Invoke a function in a co
 
 events: $(VENV)/installed ## Print the events that arrive in the running stack's queue
 	@exec $(BIN)/python -m local events
+
+ops: $(VENV)/installed ## Look at, redrive and park the running stack's events (ARGS='redrive --type ChargeCreated --since 1h')
+	@exec $(BIN)/python -m local ops $(ARGS)
 
 # ---- tests and checks ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import sys
 from local import stopping
 from local.errors import StackError
 
-COMMANDS = ("run", "events", "demo", "sam_local", "sam_invoke", "clean", "schema", "openapi", "sizes")
+COMMANDS = ("run", "events", "ops", "demo", "sam_local", "sam_invoke", "clean", "schema", "openapi", "sizes")
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,9 +53,9 @@ def client(service: Any, url: str) -> Any:
 
 
 @contextlib.contextmanager
-def command(name: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def command(name: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-m", "local", name],
+        [sys.executable, "-m", "local", name, *arguments],
         cwd=ROOT,
         env=os.environ | {"LOCAL_DIR": str(folder), "PORT": "0"},
         stdout=subprocess.PIPE,
@@ -156,6 +157,90 @@ def test_a_person_sees_the_events_as_they_are(stack: Stack) -> None:
         assert 'message attributes: {"eventType": "ChargeCreated"' in said
         events.terminate()
         assert events.wait(STOP_SECONDS) == 0
+
+
+def make_ops(stack: Stack, words: str = "") -> subprocess.CompletedProcess[str]:
+    """What an operator types. The environment is there already: make is not to look after it amid a test."""
+    return subprocess.run(
+        ["make", "--silent", "--assume-old=.venv/installed", "ops", f"ARGS={words}"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        | {"LOCAL_DIR": str(stack.folder), "LOGNAME": "ada"},
+        capture_output=True,
+        text=True,
+        timeout=STOP_SECONDS,
+        check=False,
+    )
+
+
+def test_an_operator_parks_finds_and_redrives_an_event(stack: Stack) -> None:
+    """By `make ops` alone, from a charge whose event is not due yet to the event in the queue, under its id."""
+    stack.execute("ALTER TABLE outbox ALTER next_attempt_at SET DEFAULT now() + interval '1 hour'")
+    charge = stack.charge(uuid4(), 6100).headers["Location"].removeprefix("/charges/")
+    stack.execute("ALTER TABLE outbox ALTER next_attempt_at SET DEFAULT now()")
+    [(event_id,)] = stack.query(f"SELECT id FROM outbox WHERE aggregate_id = '{charge}'")
+
+    def say(words: str) -> str:
+        ended = make_ops(stack, words)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        return ended.stdout
+
+    assert say("list").startswith("Waiting: 1. Parked: 0.\n")
+    assert "Would be parked: 1 waiting event." in say(f"park {event_id}")
+    assert "Parked: 1 waiting event." in say(f'park {event_id} --apply --reason "the ledger cannot read it"')
+    listed = say("list")
+    assert listed.startswith("Waiting: 0. Parked: 1.\n")
+    assert f"{event_id}  ChargeCreated  parked" in listed
+    assert "Parked by an operator: the ledger cannot read it" in listed
+    shown = say(f"inspect {event_id}")
+    assert '"amountCents": 6100' in shown
+    assert "park by ada: the ledger cannot read it" in shown
+    dry = say("redrive --type ChargeCreated --since 1h")
+    assert dry.startswith("Dry run, nothing was changed. Would be redriven: 1 parked event")
+    assert stack.query("SELECT count(*) FROM outbox WHERE failed_at IS NOT NULL") == [(1,)]
+    # What it says to type, with a reason in place of the dots.
+    _, _, words = dry.rstrip().rpartition("ARGS=")
+    [words] = shlex.split(words)
+    assert "Redriven: 1 parked event" in say(words.replace("...", "the ledger reads it now"))
+    event = stack.event(charge, STOP_SECONDS)
+    assert event is not None
+    assert event["id"] == str(event_id)
+    until(lambda: stack.query(f"SELECT count(*) FROM processed_events WHERE event_id = '{event_id}'") == [(1,)])
+    assert [action for action, *_ in stack.query("SELECT action FROM operator_actions ORDER BY taken_at")] == [
+        "park",
+        "redrive",
+    ]
+    assert say("list").startswith("Waiting: 0. Parked: 0.\n")
+
+
+def test_an_operator_is_told_what_is_wrong(stack: Stack, tmp_path: Path) -> None:
+    """Alone, help; a command that is not acceptable, every reason; no stack, how to start one. Nothing is done."""
+    helped = make_ops(stack)
+    assert helped.returncode == 0
+    assert "make ops ARGS='redrive --type ChargeCreated --since 1h'" in helped.stdout
+    refused = make_ops(stack, "park --apply --limit 0")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[:4] == [
+        "The command must select events by at least one of ids, type, aggregate, since, until.",
+        "--reason is required to apply, as a sentence that says why, in 1 to 500 characters.",
+        "--limit must be a number of events to change at most, from 1 to 10000 (default 1000).",
+        "Nothing was done. COMMAND --help explains each option.",
+    ]
+    with command("ops", tmp_path, "list") as asked:
+        assert asked.wait(STOP_SECONDS) == 1
+        assert "make run" in read_until(asked, "is up.")
+
+
+def test_an_operator_is_told_that_the_function_failed(stack: Stack) -> None:
+    """What went wrong, what it means and how to find out what was done."""
+    with psycopg.connect(stack.variables["DATABASE_URL"]) as other:
+        other.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        failed = make_ops(stack, "list")
+        other.rollback()
+    assert failed.returncode == 2  # make's own for a command that ended with 1
+    assert "The function failed" in failed.stderr
+    assert "the database answered 55P03" in failed.stderr
+    assert "ARGS='list'" in failed.stderr
 
 
 def test_nothing_outlives_a_killed_run(stack: Stack) -> None:

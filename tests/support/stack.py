@@ -78,6 +78,10 @@ class Stack:
         with psycopg.connect(self.variables["DATABASE_URL"], autocommit=True) as connection:
             return connection.execute(statement.encode()).fetchall()
 
+    def execute(self, statement: str) -> None:
+        with psycopg.connect(self.variables["DATABASE_URL"], autocommit=True) as connection:
+            connection.execute(statement.encode())
+
     @cached_property
     def _sqs(self) -> Any:
         return boto3.client(
