@@ -1,0 +1,58 @@
+"""The page that an operator opens at night agrees with the alarms and the commands that there are."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from charging import errors, instructions
+from local import ops
+from tests.packaging.artifacts import ROOT, TEMPLATE
+
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+# By the name that an operator is woken with.
+ALARMS = {
+    name.removesuffix("Alarm"): resource["Properties"]
+    for name, resource in TEMPLATE["Resources"].items()
+    if resource["Type"] == "AWS::CloudWatch::Alarm"
+}
+HEADINGS = re.findall(r"^### (\w+)$", PAGE[PAGE.index("## When an alarm goes off") :], re.MULTILINE)
+
+
+def section(heading: str) -> str:
+    """What stands under a heading."""
+    _, _, rest = PAGE.partition(f"\n### {heading}\n")
+    return rest.partition("\n### ")[0]
+
+
+def test_each_alarm_has_its_heading_and_each_heading_its_alarm() -> None:
+    """No alarm without a word on it, and no word on one that is gone."""
+    assert sorted(HEADINGS) == sorted(ALARMS)
+
+
+@pytest.mark.parametrize("alarm", ALARMS)
+def test_an_alarm_leads_to_what_to_do(alarm: str) -> None:
+    """Its description says where; there it says what it means, what to look at and what to do."""
+    assert ALARMS[alarm]["AlarmDescription"].endswith(f" See docs/operations.md#{alarm.lower()}.")
+    for part in ("**It means**", "**Look**", "**Do**"):
+        assert part in section(alarm)
+
+
+def test_the_commands_on_the_page_are_commands() -> None:
+    """Each make ops, and each document for the function, is understood."""
+    typed = re.findall(r"make ops ARGS='([^']*)'", PAGE)
+    sent = re.findall(r"^ops '(.*)'$", PAGE, re.MULTILINE)
+    assert len(typed) >= 5
+    assert len(sent) >= 6
+    documents = [ops.document(shlex.split(words)) for words in typed if "--help" not in words]
+    for document in [*documents, *map(json.loads, sent)]:
+        instructions.read(document)
+
+
+def test_errors_on_the_page_are_errors() -> None:
+    """The names that a failed invocation can show are the package's own."""
+    table = PAGE[PAGE.index("### When the function fails") : PAGE.index("## When an alarm goes off")]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert len(named) >= 5
+    assert all(issubclass(getattr(errors, name), errors.ChargingError) for name in named)
