@@ -133,6 +133,22 @@ class TestPublish:
         assert (row.refusals, row.is_failed, row.last_error) == (MAX_ATTEMPTS, True, "KMSDisabled: refused")
         assert broker.sent.count(refused) == MAX_ATTEMPTS
 
+    @pytest.mark.parametrize("code", ["Throttled", "ThrottlingException", "KMSThrottling", "RequestThrottled"])
+    def test_an_entry_that_is_throttled_keeps_its_life(
+        self, code: str, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """SNS calls throttling the sender's fault, in an entry's own result too. It is the moment's."""
+        connection = connect()
+        throttled, _ = outbox.write(connection, count=2)
+        broker.faults.refused = {throttled: Refusal(code, sender_fault=True, message="slow down")}
+        for _ in range(2 * MAX_ATTEMPTS):
+            assert relay.run_once(database, topic).results["POSTPONED"] == 1
+            outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        broker.faults.refused = {}
+        relay.run_once(database, topic)
+        row = outbox.row(connection, throttled)
+        assert (row.is_published, row.refusals) == (True, 0)
+
     def test_an_outage_is_not_held_against_an_event(
         self, connect: Connect, database: Database, topic: Topic, broker: Broker
     ) -> None:

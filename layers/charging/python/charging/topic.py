@@ -181,7 +181,8 @@ class Topic:
         if refusal is None:
             return Completion(event, "POSTPONED", "SNS gave no result for this entry.")
         error = _error(refusal["Code"], refusal.get("Message", ""))
-        if not refusal["SenderFault"]:
+        # To SNS throttling is the sender's fault, too.
+        if not refusal["SenderFault"] or "Throttl" in refusal["Code"]:
             return Completion(event, "POSTPONED", error)
         if refusal["Code"] in _MALFORMED or event.refusals + 1 >= self._max_attempts:
             return Completion(event, "FAILED", error)
