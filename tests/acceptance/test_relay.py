@@ -1,8 +1,5 @@
 """The relay function: the scheduler's event in, messages in the queue, figures in the log."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,17 +11,11 @@ from charging.relay import LEASE_SECONDS, SWEEP_SECONDS
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
 from tests.support.deployment import Invoke
-from tests.support.invocation import ROOT, database_variables, sample
+from tests.support.invocation import RELAY, database_variables, sample
+from tests.support.process import Relay
 from tests.support.sns import Broker, Refusal
 
 SECONDS = 30.0
-
-# A relay as Lambda runs it, in a process that can be killed.
-RELAY = """
-from functions.relay.handler import handler
-from tests.support.invocation import Context, sample
-handler(sample("relay-schedule"), Context(300))
-"""
 
 
 @pytest.fixture
@@ -33,22 +24,12 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         yield running
 
 
-def variables(broker: Broker) -> dict[str, str]:
-    return {
-        "TOPIC_ARN": broker.topic_arn,
-        "RELAY_BUDGET_SECONDS": "0",
-        "RELAY_POLL_MS": "250",
-        "RELAY_MAX_ATTEMPTS": "5",
-        "RELAY_PARKED_HEAD": "block",
-    }
-
-
 @pytest.fixture
 def relay(
     database_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Invoke]:
     capsys.readouterr()
-    with deployment.instance("relay", database_url, monkeypatch, variables(broker)) as invoke:
+    with deployment.instance("relay", database_url, monkeypatch, RELAY | broker.variables) as invoke:
         yield invoke
 
 
@@ -93,7 +74,7 @@ def test_a_run_without_a_database_fails_once_and_at_once(
 ) -> None:
     """One error is logged, with no password in it, and the run is over before its budget is. It counts as none."""
     nowhere = psycopg.conninfo.make_conninfo(database_url, port=1)
-    budget = variables(broker) | {"RELAY_BUDGET_SECONDS": "60"}
+    budget = RELAY | broker.variables | {"RELAY_BUDGET_SECONDS": "60"}
     with (
         deployment.instance("relay", nowhere, monkeypatch, budget) as invoke,
         pytest.raises(errors.TemporarilyUnavailable),
@@ -143,14 +124,12 @@ def test_a_relay_that_is_killed_loses_nothing(
         hold.answer = sns.HANG_UP
         broker.faults.intercept = hold
 
-    environment = {**os.environ, **database_variables(database_url), **variables(broker)}
-    with subprocess.Popen([sys.executable, "-c", RELAY], cwd=ROOT, env=environment) as process:
-        try:
-            assert hold.reached.wait(SECONDS)
-            row = outbox.row(connection, event_id)
-            assert (row.attempts, row.is_published) == (1, False)
-        finally:
-            process.kill()
+    with Relay(database_url, RELAY | broker.variables) as doomed:
+        doomed.begin()
+        assert hold.reached.wait(SECONDS)
+        row = outbox.row(connection, event_id)
+        assert (row.attempts, row.is_published) == (1, False)
+        doomed.kill()
     hold.let_go.set()
     broker.faults = sns.Faults()
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from charging import telemetry
 from charging.settings import Settings
 from tests.packaging.artifacts import FUNCTIONS, TEMPLATE
 
@@ -46,6 +47,15 @@ def test_relay_ends_by_its_budget() -> None:
     budget = TEMPLATE["Parameters"]["RelayBudgetSeconds"]
     assert budget["MaxValue"] + 60 <= timeout("RelayFunction")
     assert budget["Default"] >= 60
+
+
+def test_outbox_that_nobody_measures_is_an_alarm() -> None:
+    """A minute without a figure is no news, and a few are; and the figure is the monitor's, which has no dimension."""
+    alarm = TEMPLATE["Resources"]["OutboxOldestAgeAlarm"]["Properties"]
+    assert (alarm["Namespace"], alarm["MetricName"]) == (telemetry.NAMESPACE, "OutboxOldestAge")
+    assert "Dimensions" not in alarm
+    assert alarm["TreatMissingData"] == "breaching"
+    assert 60 < alarm["Period"] * alarm["EvaluationPeriods"] <= 300
 
 
 def test_batch_is_not_seen_twice_while_it_is_worked_on() -> None:
