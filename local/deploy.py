@@ -57,10 +57,11 @@ def deploy(emulator: Emulator, server: Server, *, relays: bool, parameters: Mapp
     """
     given = _parameters(server, relays=relays)
     _check(parameters, taken=given)
+    values = {**given, **parameters}
     session = _session()
     with build.undisturbed():
-        template_url = _uploaded(session, emulator.url)
-    outputs = _create_stack(session, emulator.url, template_url, {**given, **parameters})
+        template_url = _uploaded(session, emulator.url, values)
+    outputs = _create_stack(session, emulator.url, template_url, values)
     queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
     api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
     stage = outputs["ApiUrl"].rpartition("/")[2]
@@ -103,7 +104,7 @@ def _session() -> boto3.Session:
     return boto3.Session(ACCESS_KEY_ID, SECRET_ACCESS_KEY, region_name=REGION)
 
 
-def _uploaded(session: boto3.Session, endpoint: str) -> str:
+def _uploaded(session: boto3.Session, endpoint: str, parameters: Mapping[str, str]) -> str:
     """The address of the template, in a bucket, with the folders of the build replaced by objects beside it."""
     s3 = session.client("s3", endpoint_url=endpoint)
     s3.create_bucket(Bucket=BUCKET)
@@ -114,6 +115,9 @@ def _uploaded(session: boto3.Session, endpoint: str) -> str:
             key = f"{hashlib.sha256(archive).hexdigest()}.zip"
             s3.put_object(Bucket=BUCKET, Key=key, Body=archive)
             resource["Properties"][name] = f"s3://{BUCKET}/{key}"
+    # Where SAM itself decides by a parameter, the emulator's SAM knows no value but the default.
+    for name, value in parameters.items():
+        template["Parameters"][name]["Default"] = value
     # CloudFormation takes 51,200 bytes of a template in a call, and 1 MB from a bucket.
     s3.put_object(Bucket=BUCKET, Key=TEMPLATE_KEY, Body=json.dumps(template).encode())
     return f"{endpoint}/{BUCKET}/{TEMPLATE_KEY}"
@@ -125,6 +129,7 @@ def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
         "Architecture": build.architecture(),
         "Network": "none",
         "Database": "existing",
+        "GradualDeployment": "false",
         "DatabaseHost": HOST,
         "DatabasePort": str(server.port),
         "DatabaseName": DATABASE,

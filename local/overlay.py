@@ -19,6 +19,9 @@ from local.emulator import REGION
 ACCOUNT = "000000000000"
 TOPIC_ARN = f"arn:aws:sns:{REGION}:{ACCOUNT}:charges-events"
 AUTHORIZER = "LocalAuthorizer"
+INVOCATION = "arn:aws:apigateway:${AWS::Region}:lambda:path/2015-03-31/functions"
+# The database is one that is given, and what an account alone has is not made.
+PARAMETERS = {"Database": "existing", "Network": "none", "GradualDeployment": "false"}
 FUNCTION, LAYER = "AWS::Serverless::Function", "AWS::Serverless::LayerVersion"
 
 
@@ -30,6 +33,8 @@ def write(folder: Path, *, aws: str) -> None:
     with build.undisturbed():
         shutil.copytree(build.TEMPLATE.parent, folder)
     template = yaml.safe_load((folder / "template.yaml").read_text())
+    for name, value in PARAMETERS.items():
+        template["Parameters"][name]["Default"] = value
     template["Parameters"]["Architecture"]["Default"] = build.architecture()
     resources = template["Resources"]
     arns = {
@@ -54,15 +59,17 @@ def _authorize(template: dict[str, Any], folder: Path) -> None:
         "Type": FUNCTION,
         "Properties": {"CodeUri": AUTHORIZER, "Handler": f"{source.stem}.handler"},
     }
-    template["Resources"]["Api"]["Properties"]["Auth"] = {
-        "DefaultAuthorizer": AUTHORIZER,
-        "Authorizers": {
-            AUTHORIZER: {
-                "FunctionArn": {"Fn::GetAtt": [AUTHORIZER, "Arn"]},
-                "FunctionPayloadType": "REQUEST",
-                # No caching: the next request may come from somebody else.
-                "Identity": {"ReauthorizeEvery": 0},
-            }
+    schemes = template["Resources"]["Api"]["Properties"]["DefinitionBody"]["components"]["securitySchemes"]
+    schemes["Caller"] = {
+        "type": "apiKey",
+        "name": "Unused",
+        "in": "header",
+        "x-amazon-apigateway-authtype": "custom",
+        "x-amazon-apigateway-authorizer": {
+            "type": "request",
+            "authorizerUri": {"Fn::Sub": f"{INVOCATION}/${{{AUTHORIZER}.Arn}}/invocations"},
+            # No caching: the next request may come from somebody else.
+            "authorizerResultTtlInSeconds": 0,
         },
     }
 

@@ -1,5 +1,6 @@
 """Charges behind API Gateway: wiring only."""
 
+import contextlib
 import time
 from functools import cache
 from http import HTTPStatus
@@ -36,6 +37,21 @@ def settings() -> ChargesSettings:
 def database() -> Database:
     """The connection that this instance keeps between requests."""
     return Database(settings())
+
+
+def before_snapshot() -> None:
+    """Puts the settings into the snapshot that later instances start from, and keeps any connection out of it.
+
+    Each of them opens its own. A snapshot of faulty settings fails the deployment.
+    """
+    settings()
+    database().close()
+
+
+with contextlib.suppress(ImportError):  # Lambda's runtime alone has it.
+    from snapshot_restore_py import register_before_snapshot
+
+    register_before_snapshot(before_snapshot)
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:

@@ -87,6 +87,26 @@ def test_a_path_loses_its_stage_and_trailing_slash_once(path: str, stage: str | 
     assert gateway.rest_event({"path": path, "requestContext": {"stage": stage}})["path"] == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "route", "expected"),
+    [
+        ("/payments/charges", "/charges", "/charges"),
+        ("/payments/v1/charges/7/", "/charges/{charge_id}", "/charges/7"),
+        ("/charges/charges/charges", "/charges/{charge_id}", "/charges/charges"),
+        ("/charges", "/charges", "/charges"),
+        ("/payments/v1/charges", "/{proxy+}", "/payments/v1/charges"),
+        ("/payments/receipts", "/charges", "/payments/receipts"),
+        ("/charges", "/charges/{charge_id}", "/charges"),
+        ("/payments/charges", "", "/payments/charges"),
+    ],
+)
+def test_a_path_loses_the_base_path_of_a_domain(path: str, route: str, expected: str) -> None:
+    """What the gateway matched with its route is the request's path, whatever a mapping has put before it."""
+    assert gateway.rest_event({"path": path, "resource": route, "requestContext": {}})["path"] == expected
+    v2 = {"version": "2.0", "rawPath": path, "routeKey": f"GET {route}" if route else "$default", "requestContext": {}}
+    assert gateway.rest_event(v2)["path"] == expected
+
+
 def test_a_stage_that_is_named_like_a_path_is_not_taken_from_it() -> None:
     """A REST event's path has no stage in it; its context has the whole path, with the stage."""
     context = {"stage": "charges", "path": "/charges/charges/7"}

@@ -1,5 +1,10 @@
 """IAM tokens: the same bytes that AWS's own library makes."""
 
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -53,6 +58,60 @@ def test_a_token_is_that_of_botocore_byte_for_byte(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert iam_token.iam_token(host, port, user) == botocores(host, port, user)
+
+
+@contextlib.contextmanager
+def lambdas_own(answer: bytes) -> Iterator[str]:
+    """Where Lambda tells a function that starts from a snapshot its credentials."""
+
+    class Answering(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.headers["Authorization"] == "of-lambda" else 403)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/credentials"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_function_from_a_snapshot_asks_for_its_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were not there yet when the snapshot was taken, and Lambda keeps them out of the environment for good."""
+    monkeypatch.setattr(iam_token, "datetime", Frozen)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: Frozen.now(UTC).replace(tzinfo=None))
+    for name, value in zip(VARIABLES, (REGION, "ASIAEXAMPLE", "wJalrXUtnFEMI", "IQoJb3Jp"), strict=True):
+        monkeypatch.setenv(name, value)
+    expected = botocores("db.example.com", 5432, "charges")
+    for name in VARIABLES[1:]:
+        monkeypatch.delenv(name)
+    answer = {"AccessKeyId": "ASIAEXAMPLE", "SecretAccessKey": "wJalrXUtnFEMI", "Token": "IQoJb3Jp"}
+    with lambdas_own(json.dumps(answer).encode()) as address:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", address)
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "of-lambda")
+        assert iam_token.iam_token("db.example.com", 5432, "charges") == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "authorization"), [(b"{}", "of-lambda"), (b"no JSON", "of-lambda"), (b'{"AccessKeyId": "x"}', "another")]
+)
+def test_credentials_that_cannot_be_had_are_a_passing_fault(
+    answer: bytes, authorization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request asks again; what was answered is told to nobody."""
+    monkeypatch.setenv("AWS_REGION", REGION)
+    with lambdas_own(answer) as address:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", address)
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", authorization)
+        with pytest.raises(errors.TemporarilyUnavailable, match="credentials could not be read"):
+            iam_token.iam_token("db.example.com", 5432, "charges")
 
 
 @pytest.mark.parametrize("missing", VARIABLES[:3])

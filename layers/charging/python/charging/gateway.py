@@ -131,13 +131,30 @@ def _header_lines(event: Event) -> dict[str, list[str]]:
 
 
 def _path(event: Event, context: Mapping[str, Any]) -> str:
-    """Reads the path without the stage, where the event's path is the whole path that was asked for."""
+    """Reads the path without what stands before it: the stage, or the base path of a domain of one's own."""
     path = _text(event.get("rawPath")) or _text(event.get("path"))
+    if routed := _routed(path, event):
+        return routed
     whole = _text(_mapping(context.get("http")).get("path")) or _text(context.get("path")) or path
     stage = _text(context.get("stage"))
     if stage and path == whole and f"{path}/".startswith(f"/{stage}/"):
         path = path.removeprefix(f"/{stage}")
     return path.rstrip("/") or "/"
+
+
+def _routed(path: str, event: Event) -> str:
+    """Returns the end of the path that the gateway has matched with the route that it names; empty where there is none.
+
+    A segment in braces matches any one segment. A greedy one, {proxy+}, says nothing of where the path begins.
+    """
+    route = _text(event.get("resource")) or _text(event.get("routeKey")).partition(" ")[2]
+    pattern = route.strip("/").split("/")
+    segments = path.strip("/").split("/")[-len(pattern) :]
+    matches = len(segments) == len(pattern) and all(
+        segment if wanted.startswith("{") else segment == wanted
+        for wanted, segment in zip(pattern, segments, strict=True)
+    )
+    return "/" + "/".join(segments) if matches and route and "+" not in route else ""
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+"""The API as the template has it: who gets in, what is logged, and that the function is called by its alias."""
+
+from typing import Any
+
+import pytest
+
+from tests.packaging.artifacts import FUNCTIONS, TEMPLATE
+
+RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
+API = RESOURCES["Api"]["Properties"]
+OPERATIONS = {
+    (method, path): operation
+    for path, operations in API["DefinitionBody"]["paths"].items()
+    for method, operation in operations.items()
+}
+
+
+def test_every_operation_wants_to_know_its_caller() -> None:
+    """No operation is public, and none has a way of its own to know who calls."""
+    assert OPERATIONS
+    for operation in OPERATIONS.values():
+        [security] = operation["security"]
+        assert [*security] == ["Caller"]
+
+
+def test_a_caller_is_known_by_iam_or_by_a_pools_token() -> None:
+    """Whichever it is, the gateway has made sure of it before the function hears of the request."""
+    assert [*API["DefinitionBody"]["components"]["securitySchemes"]] == ["Caller"]
+    condition, token, signature = API["DefinitionBody"]["components"]["securitySchemes"]["Caller"]["Fn::If"]
+    assert condition == "TakesTokens"
+    assert token["x-amazon-apigateway-authtype"] == "cognito_user_pools"
+    assert token["x-amazon-apigateway-authorizer"] == {
+        "type": "cognito_user_pools",
+        "providerARNs": [{"Ref": "UserPoolArn"}],
+    }
+    assert signature["x-amazon-apigateway-authtype"] == "awsSigv4"
+
+
+def test_no_function_is_reached_past_the_api() -> None:
+    """Neither by an address of its own nor by an event that names its own authoriser."""
+    for properties in FUNCTIONS.values():
+        assert "FunctionUrlConfig" not in properties
+        for event in properties.get("Events", {}).values():
+            assert event["Type"] in {"ScheduleV2", "SQS"}
+
+
+def test_the_api_calls_the_version_that_is_live() -> None:
+    """The unpublished version is what a deployment is about to try."""
+    assert RESOURCES["ApiInvocation"]["Properties"]["FunctionName"] == {"Ref": "ChargesFunction.Alias"}
+    assert FUNCTIONS["ChargesFunction"]["AutoPublishAlias"] == "live"
+    for operation in OPERATIONS.values():
+        uri = operation["x-amazon-apigateway-integration"]["uri"]["Fn::Sub"]
+        assert uri.endswith("/functions/${ChargesFunction.Arn}:live/invocations")
+
+
+@pytest.mark.parametrize(
+    "secret", ["body", "querystring", "requestOverride", "path}", "identity", "authorizer", "header", "$context.path"]
+)
+def test_access_logs_tell_nothing_of_the_caller_or_the_request(secret: str) -> None:
+    """A query may hold a key, and a path an id: the log names the resource and the outcome."""
+    _, settings, _ = API["AccessLogSetting"]["Fn::If"]
+    assert secret not in settings["Format"]
+    assert all("DataTraceEnabled" not in method and "LoggingLevel" not in method for method in API["MethodSettings"])
+
+
+def test_nothing_stands_beside_a_domain_of_ones_own() -> None:
+    """A firewall or a certificate before the one is no use when the other is open."""
+    assert API["DisableExecuteApiEndpoint"]["Fn::If"] == ["HasDomain", True, False]
+    assert RESOURCES["ApiDomain"]["Properties"]["SecurityPolicy"] == "TLS_1_2"
