@@ -96,7 +96,9 @@ def test_operators_alone_invoke_operations() -> None:
     assert knowing == set()
     for properties in FUNCTIONS.values():
         assert "lambda:" not in json.dumps(properties.get("Policies", []))
-    permissions = [one["Properties"] for one in TEMPLATE["Resources"].values() if one["Type"] == "AWS::Lambda::Permission"]
+    permissions = [
+        one["Properties"] for one in TEMPLATE["Resources"].values() if one["Type"] == "AWS::Lambda::Permission"
+    ]
     assert [permission["FunctionName"] for permission in permissions] == [{"Ref": "ChargesFunction.Alias"}]
 
 
