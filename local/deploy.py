@@ -130,6 +130,7 @@ def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
         "Network": "none",
         "Database": "existing",
         "GradualDeployment": "false",
+        "Emulated": "true",
         "DatabaseHost": HOST,
         "DatabasePort": str(server.port),
         "DatabaseName": DATABASE,

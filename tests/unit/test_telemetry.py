@@ -31,7 +31,6 @@ def test_no_dimension_comes_from_the_environment(
 ) -> None:
     """A service name that a deployment sets would make every metric another one than the alarm watches."""
     monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "charges-blue")
-    monkeypatch.setenv("POWERTOOLS_METRICS_NAMESPACE", "Elsewhere")
     telemetry.emit("Seconds", {"OutboxOldestAge": 0.0})
     (directive,) = emitted(capsys)["_aws"]["CloudWatchMetrics"]
     assert directive["Namespace"] == "Charges"
@@ -49,3 +48,13 @@ def test_one_emission_leaves_nothing_to_the_next(capsys: pytest.CaptureFixture[s
         "OutboxFailed",
     }
     assert not {"created", "endpoint"} & line.keys()
+
+
+def test_a_second_stack_has_a_namespace_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under one name the outbox of one stack would be the other's alarm."""
+    monkeypatch.setenv("POWERTOOLS_METRICS_NAMESPACE", "ChargesOfTests")
+    telemetry.emit("Seconds", {"OutboxOldestAge": 0.0})
+    (directive,) = emitted(capsys)["_aws"]["CloudWatchMetrics"]
+    assert directive["Namespace"] == "ChargesOfTests"

@@ -5,12 +5,14 @@ so that a caller's question can be answered; no metric carries it. So may the na
 for what they do.
 """
 
+import os
 from collections.abc import Mapping
 from functools import cache
 
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import AmazonCloudWatchEMFProvider
 
+# Where the deployment names none, with the library's own variable: two stacks in one account need two.
 NAMESPACE = "Charges"
 
 
@@ -22,7 +24,7 @@ def logger(service: str) -> Logger:
 
 def emit(unit: str, values: Mapping[str, float], **dimensions: str) -> None:
     """Writes the values as one embedded-metrics line. Dimensions are few and bounded: an endpoint, a destination."""
-    metrics = AmazonCloudWatchEMFProvider(namespace=NAMESPACE)
+    metrics = AmazonCloudWatchEMFProvider(namespace=os.environ.get("POWERTOOLS_METRICS_NAMESPACE", NAMESPACE))
     # Where POWERTOOLS_SERVICE_NAME is set, it would make each metric another one than its alarm watches.
     metrics.service = ""
     for dimension, bounded in dimensions.items():

@@ -1,0 +1,103 @@
+"""Alarms, dashboard and saved queries: they watch what there is, and each failure shows somewhere."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.packaging.artifacts import FUNCTIONS, ROOT, TEMPLATE
+
+RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
+ALARMS = {name: one["Properties"] for name, one in RESOURCES.items() if one["Type"] == "AWS::CloudWatch::Alarm"}
+# What functions name in their calls of telemetry.emit.
+SOURCES = "\n".join(path.read_text() for path in (ROOT / "functions").rglob("handler.py"))
+
+
+def metrics(alarm: dict[str, Any]) -> list[dict[str, Any]]:
+    """The metrics that an alarm looks at."""
+    several = [one["MetricStat"]["Metric"] for one in alarm.get("Metrics", []) if "MetricStat" in one]
+    return several or [alarm]
+
+
+def widgets() -> list[dict[str, Any]]:
+    """The dashboard's, with a number in the place of every variable."""
+    text, _ = RESOURCES["Dashboard"]["Properties"]["DashboardBody"]["Fn::Sub"]
+    found: list[dict[str, Any]] = json.loads(re.sub(r"\$\{[\w:.]+\}", "0", text))["widgets"]
+    return found
+
+
+@pytest.mark.parametrize("name", ALARMS)
+def test_an_alarm_watches_a_metric_of_this_stack(name: str) -> None:
+    """The service's own are in the stack's namespace; AWS's name one of its resources."""
+    for metric in metrics(ALARMS[name]):
+        if metric["Namespace"] == {"Ref": "MetricsNamespace"}:
+            assert f'"{metric["MetricName"]}"' in SOURCES
+        else:
+            assert metric["Namespace"].startswith("AWS/")
+            assert metric["Dimensions"]
+
+
+@pytest.mark.parametrize("name", ALARMS)
+def test_an_alarm_tells_somebody_when_it_begins_and_when_it_ends(name: str) -> None:
+    """And it says what no figures mean."""
+    notified = {"Fn::If": ["HasAlarmTopic", [{"Ref": "AlarmTopicArn"}], {"Ref": "AWS::NoValue"}]}
+    assert ALARMS[name]["AlarmActions"] == ALARMS[name]["OKActions"] == notified
+    assert "TreatMissingData" in ALARMS[name]
+
+
+def test_a_silent_monitor_or_relay_is_an_alarm() -> None:
+    """Their figures are what shows that somebody measures and sends: without them nothing is known to be well."""
+    assert ALARMS["OutboxOldestAgeAlarm"]["TreatMissingData"] == "breaching"
+    assert ALARMS["RelayAlarm"]["TreatMissingData"] == "breaching"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_failed_run_leaves_a_message(name: str) -> None:
+    """What the scheduler starts nobody waits for: its failure goes to a queue, which has an alarm."""
+    events = FUNCTIONS[name].get("Events", {}).values()
+    if any(event["Type"] == "ScheduleV2" for event in events):
+        failed = FUNCTIONS[name]["EventInvokeConfig"]["DestinationConfig"]["OnFailure"]
+        assert failed == {"Type": "SQS", "Destination": {"Fn::GetAtt": ["FailedRuns", "Arn"]}}
+
+
+def test_every_queue_of_what_failed_has_an_alarm() -> None:
+    """A message in one of them is in no other place."""
+    watched = json.dumps([metric.get("Dimensions") for alarm in ALARMS.values() for metric in metrics(alarm)])
+    for queue in ("DeadLetterQueue", "UndeliveredQueue", "FailedRuns"):
+        assert queue in watched
+
+
+def test_the_dashboard_reads_from_left_to_right() -> None:
+    """Its widgets are numbered in the order of a request's way, and none covers another."""
+    titles = [widget["properties"]["title"] for widget in widgets()]
+    assert [int(title.split()[0]) for title in titles] == [*range(1, len(titles) + 1)]
+    places = [(widget["y"], widget["x"]) for widget in widgets()]
+    assert places == sorted(set(places))
+    assert all(widget["x"] + widget["width"] <= 24 for widget in widgets())
+
+
+def test_the_dashboard_shows_the_service_metrics_under_their_names() -> None:
+    """What it draws of the service itself the service measures."""
+    own = {metric[1] for widget in widgets() for metric in widget["properties"]["metrics"] if metric[0] == "0"}
+    of_webhooks = {name for name in own if name.startswith("Webhook")}
+    assert own - of_webhooks
+    for name in own - of_webhooks:
+        assert f'"{name}"' in SOURCES
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in RESOURCES.items() if one["Type"] == "AWS::Logs::QueryDefinition"]
+)
+def test_a_saved_query_is_of_this_stacks_logs(name: str) -> None:
+    """By their groups, and under a name that no other stack's has."""
+    properties = RESOURCES[name]["Properties"]
+    assert properties["Name"]["Fn::Sub"].startswith("${AWS::StackName}/")
+    for group in properties["LogGroupNames"]:
+        assert RESOURCES[group["Ref"]]["Type"] == "AWS::Logs::LogGroup"
+
+
+def test_every_functions_errors_are_found() -> None:
+    """The first query to run asks all of them."""
+    groups = {properties["LoggingConfig"]["LogGroup"]["Ref"] for properties in FUNCTIONS.values()}
+    assert {group["Ref"] for group in RESOURCES["ErrorsQuery"]["Properties"]["LogGroupNames"]} == groups
