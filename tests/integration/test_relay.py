@@ -128,10 +128,48 @@ class TestPublish:
             assert (row.refusals, row.is_failed) == (attempt, False)
             assert relay.run_once(database, topic).claimed == 0  # not before it is due
             outbox.let_pass(connection, seconds=DELAY_SECONDS)
+            outbox.write(connection)
         relay.run_once(database, topic)
         row = outbox.row(connection, refused)
         assert (row.refusals, row.is_failed, row.last_error) == (MAX_ATTEMPTS, True, "KMSDisabled: refused")
         assert broker.sent.count(refused) == MAX_ATTEMPTS
+
+    @pytest.mark.parametrize("is_entrys", [True, False])
+    def test_a_topic_that_begins_to_refuse_everything_is_an_outage(
+        self, is_entrys: bool, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Its key is disabled, or its policy changed: however long that lasts, nothing is parked for it."""
+        connection = connect()
+        outbox.write(connection)
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=1)
+        ids = outbox.write(connection, count=25)
+        if is_entrys:
+            broker.faults.refused = dict.fromkeys(ids, Refusal("KMSDisabled", sender_fault=True))
+        else:
+            broker.faults.intercept = lambda _: Answer.error(400, "InvalidParameter", "TopicArn")
+        for _ in range(5 * MAX_ATTEMPTS):
+            assert relay.run_once(database, topic).results == Counter(POSTPONED=25)
+            outbox.let_pass(connection, seconds=DELAY_SECONDS)
+        assert {(row.refusals, row.is_failed) for row in outbox.rows(connection)} == {(0, False)}
+        broker.faults.refused, broker.faults.intercept = {}, lambda _: None
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=25)
+
+    def test_a_lone_event_is_refused_once_for_each_that_is_accepted(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Where nothing else is sent, nobody can tell whose fault it is: it waits, and its age shows."""
+        connection = connect()
+        [lone] = outbox.write(connection)
+        broker.faults.refused = {lone: Refusal("KMSDisabled", sender_fault=True)}
+        for count in range(1, MAX_ATTEMPTS):
+            for _ in range(5):
+                outbox.let_pass(connection, seconds=DELAY_SECONDS)
+                relay.run_once(database, topic)
+            assert outbox.row(connection, lone).refusals == count - 1
+            outbox.let_pass(connection, seconds=DELAY_SECONDS)
+            outbox.write(connection)
+            relay.run_once(database, topic)
+            assert outbox.row(connection, lone).refusals == count
 
     @pytest.mark.parametrize("code", ["Throttled", "ThrottlingException", "KMSThrottling", "RequestThrottled"])
     def test_an_entry_that_is_throttled_keeps_its_life(

@@ -25,7 +25,7 @@ INSPECTED_EVENTS = 10
 # A person does not need to know by how many it is more, and the server does not need to count them.
 COUNTED_EVENTS = 100_000
 # The relay's own, which could not be imported without the AWS SDK. A test holds the two together.
-LEASE_SECONDS = 30
+LEASE_SECONDS = 45
 
 type _Transaction = psycopg.Connection[tuple[Any, ...]]
 

@@ -4,7 +4,7 @@ The only module that imports the AWS SDK; the charge's path never loads it.
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from hashlib import sha256
@@ -51,7 +51,8 @@ _ERROR_CHARACTERS = 500  # of a broker's message, as kept with the row
 class Topic:
     """One SNS topic. `max_attempts` bounds how often an event that the broker refuses is offered again.
 
-    The refusal of a whole call is held against the one event in it only when the topic has accepted some other event.
+    A refusal that may be the topic's own fault, a key that is disabled for example, is held against an event only when
+    the topic has accepted some other event, in the same call or since the refusal before.
 
     `is_ordered` tells a FIFO topic, where an event's group is its aggregate. On a standard topic the group is the
     event's principal, which SQS queues take for fairness: a principal with many events delays nobody else's.
@@ -123,17 +124,19 @@ class Topic:
 
     def _send(self, events: Sequence[ClaimedEvent]) -> list[Completion]:
         completions, suspects = self._offer(events)
-        if any(completion.result == "PUBLISHED" for completion in completions):
-            self._has_accepted = True
-        if not self._has_accepted:
-            # A topic that refuses every call is misconfigured, and that is not the events' fault.
+        accepts = any(completion.result == "PUBLISHED" for completion in completions)
+        if not accepts and (len(suspects) > 1 or not self._has_accepted):
+            # A topic that refuses everything is misconfigured, and that is not the events' fault.
             suspects = [replace(suspect, result="POSTPONED") for suspect in suspects]
+        if accepts or suspects:
+            self._has_accepted = accepts and not suspects  # one acceptance speaks against one refusal
         return completions + suspects
 
     def _offer(self, events: Sequence[ClaimedEvent]) -> tuple[list[Completion], list[Completion]]:
         """Makes one call; when it is refused as a whole for what is in it, one for each half, and so on.
 
-        Returns the entries' own results, and apart from them the events that were refused when they were alone.
+        Returns the results that are certain, and apart from them the refusals that may not be their events' fault: of
+        single events whose call was refused, and of entries that are not malformed.
         """
         try:
             answer = self._client.publish_batch(
@@ -154,7 +157,22 @@ class Topic:
             return [Completion(event, "POSTPONED", _error(type(unreachable).__name__, "")) for event in events], []
         accepted = {entry["Id"] for entry in answer.get("Successful", [])}
         refusals = {entry["Id"]: entry for entry in answer.get("Failed", [])}
-        return [self._judge(event, accepted, refusals.get(str(event.id))) for event in events], []
+        certain, suspects = [], []
+        for event in events:
+            refusal = refusals.get(str(event.id))
+            if str(event.id) in accepted:
+                certain.append(Completion(event, "PUBLISHED"))
+            elif refusal is None:
+                certain.append(Completion(event, "POSTPONED", "SNS gave no result for this entry."))
+            # To SNS throttling is the sender's fault, too.
+            elif not refusal["SenderFault"] or "Throttl" in refusal["Code"]:
+                certain.append(Completion(event, "POSTPONED", _reason(refusal)))
+            elif refusal["Code"] in _MALFORMED:
+                certain.append(Completion(event, "FAILED", _reason(refusal)))
+            else:
+                is_last = event.refusals + 1 >= self._max_attempts
+                suspects.append(Completion(event, "FAILED" if is_last else "REFUSED", _reason(refusal)))
+        return certain, suspects
 
     def _entry(self, event: ClaimedEvent) -> "PublishBatchRequestEntryTypeDef":
         entry: PublishBatchRequestEntryTypeDef = {
@@ -171,22 +189,6 @@ class Topic:
         elif group := _fair_group(event.payload):
             entry["MessageGroupId"] = group
         return entry
-
-    def _judge(
-        self, event: ClaimedEvent, accepted: Collection[str], refusal: "BatchResultErrorEntryTypeDef | None"
-    ) -> Completion:
-        """Reads one entry's own result."""
-        if str(event.id) in accepted:
-            return Completion(event, "PUBLISHED")
-        if refusal is None:
-            return Completion(event, "POSTPONED", "SNS gave no result for this entry.")
-        error = _error(refusal["Code"], refusal.get("Message", ""))
-        # To SNS throttling is the sender's fault, too.
-        if not refusal["SenderFault"] or "Throttl" in refusal["Code"]:
-            return Completion(event, "POSTPONED", error)
-        if refusal["Code"] in _MALFORMED or event.refusals + 1 >= self._max_attempts:
-            return Completion(event, "FAILED", error)
-        return Completion(event, "REFUSED", error)
 
 
 def _size(event: ClaimedEvent) -> int:
@@ -223,6 +225,10 @@ def _pack(events: Sequence[ClaimedEvent], limit: int) -> tuple[list[list[Claimed
         calls[-1].append(event)
         room -= size
     return calls, oversized
+
+
+def _reason(refusal: "BatchResultErrorEntryTypeDef") -> str:
+    return _error(refusal["Code"], refusal.get("Message", ""))
 
 
 def _error(code: str, message: str) -> str:
