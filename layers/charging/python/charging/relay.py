@@ -15,8 +15,8 @@ EVENTS_PER_SWEEP = CALLS_IN_FLIGHT * ENTRIES_PER_CALL
 # The worst sweep: the claim at the end of the database's patience, the question after the topic's limit and then the
 # calls at the end of SNS's, and the marking twice at the end of the database's.
 SWEEP_SECONDS = 2 * CALL_SECONDS + 3 * SILENCE_SECONDS
-# A lease outlives the worst sweep, since one that ends early sends its events twice. It is also how long the events of a
-# relay that died have to wait.
+# A lease outlives the worst sweep, since one that ends early sends its events twice. It is also how long the events of
+# a relay that died have to wait.
 LEASE_SECONDS = 45
 # While the broker takes nothing at all, a sweep follows only after a pause. It doubles from a second to this.
 LONGEST_PAUSE_SECONDS = 10.0
