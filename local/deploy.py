@@ -60,8 +60,8 @@ def deploy(emulator: Emulator, server: Server, *, relays: bool, parameters: Mapp
     values = {**given, **parameters}
     session = _session()
     with build.undisturbed():
-        template_url = _uploaded(session, emulator.url, values)
-    outputs = _create_stack(session, emulator.url, template_url, values)
+        template_url = upload(session, emulator.url, values)
+    outputs = create_stack(session, emulator.url, STACK, template_url, values)
     queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
     api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
     stage = outputs["ApiUrl"].rpartition("/")[2]
@@ -104,7 +104,7 @@ def _session() -> boto3.Session:
     return boto3.Session(ACCESS_KEY_ID, SECRET_ACCESS_KEY, region_name=REGION)
 
 
-def _uploaded(session: boto3.Session, endpoint: str, parameters: Mapping[str, str]) -> str:
+def upload(session: boto3.Session, endpoint: str, parameters: Mapping[str, str]) -> str:
     """The address of the template, in a bucket, with the folders of the build replaced by objects beside it."""
     s3 = session.client("s3", endpoint_url=endpoint)
     s3.create_bucket(Bucket=BUCKET)
@@ -161,25 +161,25 @@ def _archive(*sources: Path) -> bytes:
     return content.getvalue()
 
 
-def _create_stack(
-    session: boto3.Session, endpoint: str, template_url: str, parameters: Mapping[str, str]
+def create_stack(
+    session: boto3.Session, endpoint: str, name: str, template_url: str, parameters: Mapping[str, str]
 ) -> Mapping[str, str]:
     """The outputs of the finished stack."""
     cloudformation = session.client("cloudformation", endpoint_url=endpoint)
     cloudformation.create_stack(
-        StackName=STACK,
+        StackName=name,
         TemplateURL=template_url,
         Parameters=[{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()],
         Capabilities=["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"],
         OnFailure="DO_NOTHING",
     )
     deadline = time.monotonic() + DEPLOY_SECONDS
-    while (stack := cloudformation.describe_stacks(StackName=STACK)["Stacks"][0])["StackStatus"].endswith("_PROGRESS"):
+    while (stack := cloudformation.describe_stacks(StackName=name)["Stacks"][0])["StackStatus"].endswith("_PROGRESS"):
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
     if stack["StackStatus"] != "CREATE_COMPLETE":
-        events = cloudformation.describe_stack_events(StackName=STACK)["StackEvents"]
+        events = cloudformation.describe_stack_events(StackName=name)["StackEvents"]
         reasons = [
             f"    {event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason', '')}"
             for event in events
