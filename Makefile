@@ -3,6 +3,7 @@ PYTHON ?= python3.13
 VENV := .venv
 BIN := $(VENV)/bin
 SAM_VENV := .venv-sam
+CHECKOV_VENV := .venv-checkov
 # sam build wants exactly python3.13 on PATH: the environment of the SAM CLI has it.
 WITH_SAM := PATH="$(CURDIR)/$(SAM_VENV)/bin:$$PATH"
 export SAM_CLI_TELEMETRY := 0
@@ -65,9 +66,10 @@ types: $(VENV)/installed ## Check the types, strictly
 imports: $(VENV)/installed ## Check that imports go one way
 	$(BIN)/lint-imports
 
-template: $(VENV)/installed $(SAM_VENV)/installed ## Check template.yaml
+template: $(VENV)/installed $(SAM_VENV)/installed $(CHECKOV_VENV)/installed ## Check template.yaml
 	$(BIN)/cfn-lint template.yaml
 	$(WITH_SAM) sam validate --lint
+	$(CHECKOV_VENV)/bin/checkov --config-file checkov.yaml
 
 # ---- generated files ----------------------------------------------------------------------------------------------
 
@@ -92,6 +94,7 @@ lock: $(VENV)/installed ## Regenerate the pinned requirements (UPGRADE=--upgrade
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	$(COMPILE) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
 	$(COMPILE) requirements/sam.in --output-file requirements/sam.txt
+	$(COMPILE) requirements/checkov.in --output-file requirements/checkov.txt
 	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file layers/dependencies/requirements.txt
 
 # ---- artifacts ----------------------------------------------------------------------------------------------------
@@ -137,4 +140,8 @@ $(VENV)/installed: requirements/uv.txt requirements/dev.txt
 
 $(SAM_VENV)/installed: requirements/uv.txt requirements/sam.txt
 	$(call environment,the SAM CLI,requirements/sam.txt)
+	@touch $@
+
+$(CHECKOV_VENV)/installed: requirements/uv.txt requirements/checkov.txt
+	$(call environment,checkov,requirements/checkov.txt)
 	@touch $@
