@@ -16,8 +16,8 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo events ops sam-local sam-invoke test check format format-check lint types imports template schema \
-	schema-check openapi reliability lock build sizes clean
+.PHONY: help run demo events ops sam-local sam-invoke test check bench format format-check lint types imports template \
+	schema schema-check openapi reliability lock build sizes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,11 @@ template: $(VENV)/installed $(SAM_VENV)/installed $(CHECKOV_VENV)/installed ## C
 	$(WITH_SAM) sam validate --lint
 	$(CHECKOV_VENV)/bin/checkov --config-file checkov.yaml
 
+# ---- benchmarks ---------------------------------------------------------------------------------------------------
+
+bench: $(VENV)/installed $(SAM_VENV)/installed ## Measure, some 15 minutes (or a part: BENCH=charge; a taste: BENCH=--quick)
+	@exec env $(WITH_SAM) $(BIN)/python -m bench $(BENCH)
+
 # ---- generated files ----------------------------------------------------------------------------------------------
 
 schema: $(VENV)/installed ## Regenerate schema/current.sql from the migrations
@@ -110,8 +115,8 @@ clean: ## Remove the artifacts, the embedded stack's database, and caches
 	@for python in $(BIN)/python '$(PYTHON)' python3; do \
 		"$$python" -c '' 2>/dev/null && exec "$$python" -m local clean; \
 	done; $(no_python)
-	rm -rf .aws-sam .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find functions layers local tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf bench/results/postgres .aws-sam .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find functions layers local tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- environments, made on first use and again when their pinned files change -------------------------------------
 

@@ -1,5 +1,6 @@
 """Finds one's way in the template, and in the folder that `sam build` makes of it."""
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from samtranslator.yaml_helper import yaml_parse
+
+from local.runtime import BROUGHT_ALONG
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,3 +65,16 @@ class Artifacts:
 
     def _artifact(self, name: str, location: str) -> Path:
         return self.folder / str(self.template["Resources"][name]["Properties"][location])
+
+
+def lay_out_runtime(folder: Path) -> Path:
+    """Makes the folder, with what Lambda's Python runtime brings along and nothing else that is installed here."""
+    folder.mkdir()
+    for name in BROUGHT_ALONG:
+        found = importlib.util.find_spec(name)
+        assert found is not None, name
+        assert found.origin is not None, name
+        origin = Path(found.origin)
+        origin = origin.parent if origin.name == "__init__.py" else origin
+        (folder / origin.name).symlink_to(origin)
+    return folder

@@ -1,6 +1,5 @@
 """A deployed handler finds all that it imports in its own archive, its layers, and Lambda's runtime."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from local.runtime import BROUGHT_ALONG
-from tests.packaging.artifacts import FUNCTIONS, ROOT, Artifacts
+from tests.packaging.artifacts import FUNCTIONS, ROOT, Artifacts, lay_out_runtime
 
 # One worker builds, and reads what it built; a second would do the same again.
 pytestmark = pytest.mark.xdist_group("artifacts")
@@ -32,15 +30,7 @@ print(json.dumps({name: getattr(module, "__file__", None) for name, module in sy
 @pytest.fixture(scope="session")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what Lambda's Python runtime brings along, and nothing else that is installed here."""
-    folder = tmp_path_factory.mktemp("runtime")
-    for name in BROUGHT_ALONG:
-        found = importlib.util.find_spec(name)
-        assert found is not None, name
-        assert found.origin is not None, name
-        origin = Path(found.origin)
-        origin = origin.parent if origin.name == "__init__.py" else origin
-        (folder / origin.name).symlink_to(origin)
-    return folder
+    return lay_out_runtime(tmp_path_factory.mktemp("runtime") / "packages")
 
 
 def imported(artifacts: Artifacts, name: str, runtime: Path) -> dict[str, str | None]:
