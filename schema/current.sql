@@ -78,13 +78,15 @@ CREATE TABLE outbox (
     CONSTRAINT outbox_is_not_both_published_and_failed CHECK ((num_nonnulls(published_at, failed_at) < 2)),
     CONSTRAINT outbox_refusals_is_not_negative CHECK ((refusals >= 0)),
     CONSTRAINT outbox_sequence_is_positive CHECK ((sequence > 0))
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', vacuum_index_cleanup='on');
 
 CREATE TABLE processed_events (
     consumer text NOT NULL,
     event_id uuid NOT NULL,
     processed_at timestamp with time zone DEFAULT now() NOT NULL
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', vacuum_index_cleanup='on');
 
 CREATE TABLE reconciliation (
     is_the_only_row boolean DEFAULT true NOT NULL,

@@ -239,6 +239,11 @@ def test_every_new_connection_is_bounded(connect: Connect) -> None:
     assert 0 < milliseconds["client_connection_check_interval"] <= 1_000
 
 
+def test_no_statement_is_compiled(connect: Connect) -> None:
+    """An estimate that is far too high, as of a slice of a very large table, costs nothing but that."""
+    assert connect().execute("SHOW jit").fetchone() == ("off",)
+
+
 @pytest.mark.parametrize("name", ["2_two", "0002-two", "0002_Two", "two"])
 def test_a_misnamed_file_is_refused(name: str, connect_empty: Connect, folder: Callable[..., Path]) -> None:
     """Passing over it in silence would deploy a release without its table."""

@@ -37,6 +37,8 @@ _SETTINGS = {
     "transaction_timeout": "8s",
     # Without it a statement runs on when the client that waited for it is gone.
     "client_connection_check_interval": "1s",
+    # Every statement here is short. One whose cost was overestimated would take longer to compile than to run.
+    "jit": "off",
 }
 
 _LEDGER = b"""
