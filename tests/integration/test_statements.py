@@ -13,6 +13,7 @@ import pytest
 from charging import operations, sql
 from charging.charges import Charge
 from charging.idempotency import ClaimRow, StoredResponse
+from charging.maintenance import ChargeWithoutOutbox, Slice, StartedKey
 from charging.outbox import ClaimedEvent, Measurement
 from tests.conftest import Connect
 
@@ -20,6 +21,7 @@ STATEMENTS: Mapping[str, bytes] = {
     name: value for name, value in vars(sql).items() if name.isupper() and isinstance(value, bytes)
 }
 
+BOUNDS = {"retention_days": 14, "settled_seconds": 60, "slice_seconds": 600}
 CALLER = {"principal": "alice", "endpoint": "POST /charges", "key": UUID(int=1)}
 SELECTION = {
     "states": ["waiting", "parked"],
@@ -70,6 +72,14 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
     "PARK_EVENTS": {**ACTION, "lease_seconds": 30},
     "RECORD_DELIVERY": {"consumer": "charge_totals", "event_id": UUID(int=3)},
     "ADD_TO_TOTALS": {"principal": "alice", "currency": "USD", "day": "2026-01-31", "amount_cents": 4900},
+    "PURGE_KEYS": {"limit": 1000},
+    "PURGE_EVENTS": {"limit": 1000, "retention_days": 14},
+    "PURGE_PROCESSED_EVENTS": {"limit": 1000, "retention_days": 60},
+    "START_RECONCILIATION": BOUNDS,
+    "RECONCILE_CHARGES": BOUNDS,
+    "FORGET_ANNOUNCED_CHARGES": {"limit": 1000},
+    "FIND_CHARGES_WITHOUT_OUTBOX": {"limit": 1000},
+    "FIND_STARTED_KEYS": {"limit": 1000},
 }
 
 # What the rows are read into, for the statements whose rows are looked at by more than their number or one value.
@@ -85,6 +95,9 @@ ROW_TYPES: Mapping[str, type[Any]] = {
     "INSPECT_EVENTS": operations.Details,
     "REDRIVE_EVENTS": operations.Redriven,
     "PARK_EVENTS": operations.Parked,
+    "RECONCILE_CHARGES": Slice,
+    "FIND_CHARGES_WITHOUT_OUTBOX": ChargeWithoutOutbox,
+    "FIND_STARTED_KEYS": StartedKey,
 }
 
 

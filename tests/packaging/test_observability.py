@@ -46,10 +46,11 @@ def test_an_alarm_tells_somebody_when_it_begins_and_when_it_ends(name: str) -> N
     assert "TreatMissingData" in ALARMS[name]
 
 
-def test_a_silent_monitor_or_relay_is_an_alarm() -> None:
-    """Their figures are what shows that somebody measures and sends: without them nothing is known to be well."""
+def test_a_silent_monitor_relay_or_maintenance_is_an_alarm() -> None:
+    """Their figures show that somebody measures, sends and looks: without them nothing is known to be well."""
     assert ALARMS["OutboxOldestAgeAlarm"]["TreatMissingData"] == "breaching"
     assert ALARMS["RelayAlarm"]["TreatMissingData"] == "breaching"
+    assert ALARMS["MaintenanceAlarm"]["TreatMissingData"] == "breaching"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

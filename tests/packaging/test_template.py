@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from charging.settings import Settings
+from charging.maintenance import RESERVE_SECONDS
+from charging.settings import REDELIVERY_DAYS, Settings
 from tests.packaging.artifacts import FUNCTIONS, TEMPLATE
 
 # https://docs.aws.amazon.com/apigateway/latest/developerguide/limits.html: a REST API's integration timeout.
@@ -59,6 +60,27 @@ def test_outbox_that_nobody_measures_is_an_alarm() -> None:
     assert "Dimensions" not in alarm
     assert alarm["TreatMissingData"] == "breaching"
     assert 60 < alarm["Period"] * alarm["EvaluationPeriods"] <= 300
+
+
+def test_maintenance_ends_before_its_next_run() -> None:
+    """It has time to work and to end by itself, well before it is started again."""
+    [schedule] = [event["Properties"] for event in FUNCTIONS["MaintenanceFunction"]["Events"].values()]
+    assert schedule["ScheduleExpression"] == "rate(5 minutes)"
+    assert 2 * RESERVE_SECONDS < timeout("MaintenanceFunction") < 5 * 60 / 2
+
+
+def test_a_seen_event_is_remembered_for_longer_than_it_can_come_again() -> None:
+    """By default; and whatever the outbox keeps, there is a value that is long enough."""
+    parameters = TEMPLATE["Parameters"]
+    outbox, processed = parameters["OutboxRetentionDays"], parameters["ProcessedEventsRetentionDays"]
+    for bound in ("Default", "MinValue", "MaxValue"):
+        assert processed[bound] >= outbox[bound] + REDELIVERY_DAYS, bound
+    queues = [
+        resource["Properties"]["MessageRetentionPeriod"]
+        for resource in TEMPLATE["Resources"].values()
+        if resource["Type"] == "AWS::SQS::Queue"
+    ]
+    assert 2 * max(queues) <= REDELIVERY_DAYS * 24 * 3600
 
 
 def test_batch_is_not_seen_twice_while_it_is_worked_on() -> None:

@@ -92,16 +92,18 @@ _HOLD = 20261201
 _HOLD_UP = """
 CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql
 AS 'BEGIN PERFORM pg_advisory_xact_lock_shared({lock}); RETURN NULL; END';
-CREATE CONSTRAINT TRIGGER hold_up AFTER INSERT ON outbox {when} FOR EACH ROW EXECUTE FUNCTION hold_up()
+CREATE CONSTRAINT TRIGGER hold_up AFTER {event} {when} FOR EACH ROW WHEN ({rows}) EXECUTE FUNCTION hold_up()
 """
 
 
 @contextlib.contextmanager
-def holding_up(connection: Connection, *, at_commit: bool) -> Iterator[None]:
+def holding_up(
+    connection: Connection, *, at_commit: bool, event: str = "INSERT ON outbox", rows: str = "true"
+) -> Iterator[None]:
     """Holds charges up as long as the block lasts: within the statement, or later, when its answer stands in the
-    server's buffer and only the commit is missing."""
+    server's buffer and only the commit is missing. Or whatever else happens to a row of some kind."""
     when = "DEFERRABLE INITIALLY DEFERRED" if at_commit else ""
-    connection.execute(_HOLD_UP.format(lock=_HOLD, when=when))
+    connection.execute(_HOLD_UP.format(lock=_HOLD, event=event, when=when, rows=rows))
     connection.execute("SELECT pg_advisory_lock(%s)", [_HOLD])
     try:
         yield

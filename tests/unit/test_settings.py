@@ -4,7 +4,15 @@ import pytest
 from pydantic import ValidationError
 
 from charging import errors
-from charging.settings import ChargesSettings, DatabaseSettings, MigrateSettings, RelaySettings, Settings
+from charging.settings import (
+    REDELIVERY_DAYS,
+    ChargesSettings,
+    DatabaseSettings,
+    MaintenanceSettings,
+    MigrateSettings,
+    RelaySettings,
+    Settings,
+)
 
 DATABASE = {
     "DATABASE_HOST": "db.example.com",
@@ -26,6 +34,7 @@ COMPLETE: dict[type[Settings], dict[str, str]] = {
         "RELAY_MAX_ATTEMPTS": "10",
         "RELAY_PARKED_HEAD": "block",
     },
+    MaintenanceSettings: DATABASE | {"OUTBOX_RETENTION_DAYS": "14", "PROCESSED_EVENTS_RETENTION_DAYS": "60"},
 }
 KINDS = list(COMPLETE)
 
@@ -86,6 +95,33 @@ def test_a_topic_is_named_by_its_arn(arn: str, monkeypatch: pytest.MonkeyPatch) 
     """The relay takes the region from it."""
     with pytest.raises(errors.Misconfigured, match="TOPIC_ARN"):
         read(RelaySettings, COMPLETE[RelaySettings] | {"TOPIC_ARN": arn}, monkeypatch)
+
+
+@pytest.mark.parametrize("days", ["0", "-14", "366", "1.5", ""])
+def test_an_event_is_kept_for_a_day_and_not_for_ever(days: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong is this variable, and no other."""
+    with pytest.raises(errors.Misconfigured) as refused:
+        read(MaintenanceSettings, COMPLETE[MaintenanceSettings] | {"OUTBOX_RETENTION_DAYS": days}, monkeypatch)
+    assert str(refused.value).count("RETENTION_DAYS") == 1
+
+
+@pytest.mark.parametrize("outbox", [1, 14, 365])
+def test_a_seen_event_is_remembered_for_longer_than_it_can_come_again(
+    outbox: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator may publish it once more on the outbox's last day; two queues may hold it for 14 days each."""
+
+    def remembering(days: int) -> MaintenanceSettings:
+        environment = {"OUTBOX_RETENTION_DAYS": str(outbox), "PROCESSED_EVENTS_RETENTION_DAYS": str(days)}
+        return read(MaintenanceSettings, DATABASE | environment, monkeypatch)
+
+    assert REDELIVERY_DAYS == 14 + 14
+    least = outbox + REDELIVERY_DAYS
+    assert remembering(least).processed_events_retention_days == least
+    with pytest.raises(
+        errors.Misconfigured, match=r"PROCESSED_EVENTS_RETENTION_DAYS: .*at least OUTBOX_RETENTION_DAYS"
+    ):
+        remembering(least - 1)
 
 
 def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

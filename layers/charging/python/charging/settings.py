@@ -3,7 +3,7 @@
 import os
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from charging import errors
 
@@ -65,3 +65,26 @@ class RelaySettings(DatabaseSettings):
     max_attempts: int = Field(alias="RELAY_MAX_ATTEMPTS", ge=1)
     # With a FIFO topic alone: what becomes of an aggregate's later events while one of them is parked.
     parked_head: Literal["block", "skip"] = Field(alias="RELAY_PARKED_HEAD")
+
+
+# How long after its publication an event can still be delivered: 14 days in a queue, the longest that SQS keeps a
+# message, and another 14 in a dead-letter queue, after which it may be sent back once more.
+REDELIVERY_DAYS = 28
+
+
+class MaintenanceSettings(DatabaseSettings):
+    """The maintenance function."""
+
+    outbox_retention_days: int = Field(alias="OUTBOX_RETENTION_DAYS", ge=1, le=365)
+    processed_events_retention_days: int = Field(alias="PROCESSED_EVENTS_RETENTION_DAYS", le=730)
+
+    @field_validator("processed_events_retention_days")
+    @classmethod
+    def outlasts_the_last_redelivery(cls, days: int, others: ValidationInfo) -> int:
+        """An operator can publish an event again for as long as the outbox keeps it, and it is delivered after that.
+
+        An id that is forgotten before then would let the event take effect twice.
+        """
+        if days < others.data.get("outbox_retention_days", 0) + REDELIVERY_DAYS:
+            raise ValueError(f"must be at least OUTBOX_RETENTION_DAYS and {REDELIVERY_DAYS} days more")
+        return days

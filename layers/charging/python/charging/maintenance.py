@@ -1,0 +1,142 @@
+"""Maintenance: removes what is past its retention, finds charges without an event, and counts keys that are stuck."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import class_row, scalar_row
+
+from charging import sql
+from charging.database import SILENCE_SECONDS, Database
+
+# A statement that removes so many rows takes some ten milliseconds, of the five seconds that the server allows it.
+# Nobody who takes over a key that is being removed waits for longer, and a larger batch removes no more rows a second.
+BATCH = 1000
+# After this long a charge is committed or never will be: `created_at` is when its transaction began, and the server
+# ends each transaction after 8 s.
+SETTLED_SECONDS = 60
+# At 100 charges a second a slice takes a quarter of a second of the server's five; at 500, the most that the API lets
+# through, something over one.
+SLICE_SECONDS = 600
+# So many findings of a kind are read. Were there more, to know how many would not change what has to be done.
+FINDINGS = 10_000
+# The longest step, of two statements, and the two that read the findings, each at the end of the database's patience.
+RESERVE_SECONDS = 4 * SILENCE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeWithoutOutbox:
+    """A charge that should have a ChargeCreated in the outbox, and has none."""
+
+    charge_id: UUID
+    found_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StartedKey:
+    """A key whose claim is committed and whose result is not; this service never writes one."""
+
+    endpoint: str
+    key: UUID
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice of time that was reconciled: how many charges are in it, and whether more time follows."""
+
+    charges: int
+    is_followed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run came to.
+
+    `counts` has what was removed, as keys, events, processed_events and reports, and how many charges were checked. The
+    findings are all that are known, from this run or an earlier one, up to 10,000 of each. An unfinished run ran out of
+    time; the next one goes on where it ended.
+    """
+
+    counts: Counter[str]
+    charges_without_outbox: Sequence[ChargeWithoutOutbox]
+    started_keys: Sequence[StartedKey]
+    is_finished: bool
+
+
+# Work that is done step by step. Each step is a transaction of its own, and yields what it counts.
+type Steps = Iterator[Counter[str]]
+
+
+def run(
+    database: Database,
+    *,
+    outbox_retention_days: int,
+    processed_events_retention_days: int,
+    remaining_seconds: Callable[[], float],
+) -> Run:
+    """Does what is to be done, a step of each kind of work in turn, so that a backlog of one delays no other.
+
+    Stops before a step that could outlast `remaining_seconds`, the time until the function is ended. A run that is cut
+    short loses nothing but the step that it was at, and runs that overlap share the work. Raises what `Database.fetch`
+    raises.
+    """
+    # Reports before events: an event that was added for a report is seen before it can be removed.
+    outbox_retention = {"retention_days": outbox_retention_days}
+    inbox_retention = {"retention_days": processed_events_retention_days}
+    work = deque(
+        [
+            _reconcile(database, outbox_retention_days),
+            _forget(database),
+            _remove(database, "keys", sql.PURGE_KEYS, {}),
+            _remove(database, "events", sql.PURGE_EVENTS, outbox_retention),
+            _remove(database, "processed_events", sql.PURGE_PROCESSED_EVENTS, inbox_retention),
+        ]
+    )
+    counts: Counter[str] = Counter()
+    while work and remaining_seconds() > RESERVE_SECONDS:
+        steps = work.popleft()
+        counted = next(steps, None)
+        if counted is not None:
+            counts += counted
+            work.append(steps)
+    limit = {"limit": FINDINGS}
+    return Run(
+        counts,
+        database.fetch(class_row(ChargeWithoutOutbox), sql.FIND_CHARGES_WITHOUT_OUTBOX, limit),
+        database.fetch(class_row(StartedKey), sql.FIND_STARTED_KEYS, limit),
+        is_finished=not work,
+    )
+
+
+def _remove(database: Database, kind: str, statement: bytes, parameters: Mapping[str, object]) -> Steps:
+    """Removes batch after batch, until one is not full: what comes in meanwhile is for the next run."""
+    removed = BATCH
+    while removed == BATCH:
+        [removed] = database.fetch(scalar_row, statement, {**parameters, "limit": BATCH})
+        yield Counter({kind: removed})
+
+
+def _forget(database: Database) -> Steps:
+    """Takes settled reports off the list, for as long as those that go make room for others to be looked at."""
+    removed = BATCH
+    while removed:
+        [removed] = database.fetch(scalar_row, sql.FORGET_ANNOUNCED_CHARGES, {"limit": BATCH})
+        yield Counter(reports=removed)
+
+
+def _reconcile(database: Database, retention_days: int) -> Steps:
+    """Checks slice after slice, from where the last run ended up to what is settled."""
+    bounds = {
+        "retention_days": retention_days,
+        "settled_seconds": SETTLED_SECONDS,
+        "slice_seconds": SLICE_SECONDS,
+    }
+    database.fetch(scalar_row, sql.START_RECONCILIATION, bounds)
+    is_followed = True
+    while is_followed:
+        slices = database.fetch(class_row(Slice), sql.RECONCILE_CHARGES, bounds)
+        is_followed = any(slice_.is_followed for slice_ in slices)
+        yield Counter(charges=sum(slice_.charges for slice_ in slices))
