@@ -12,7 +12,7 @@ from charging import sql
 from charging.database import SILENCE_SECONDS, Database
 
 # A statement that removes so many rows takes some ten milliseconds, of the five seconds that the server allows it.
-# Nobody who takes over a key that is being removed waits for longer, and a larger batch removes hardly more rows a second.
+# Nobody who takes over a key that is being removed waits for longer. A larger batch removes hardly more rows a second.
 BATCH = 1000
 # After this long a charge is committed or never will be: `created_at` is when its transaction began, and the server
 # ends each transaction after 8 s.
