@@ -111,7 +111,7 @@ def _kill_a_relay(up: Stack, connection: psycopg.Connection[Any]) -> None:
         _rows(connection, "SELECT attempts FROM outbox WHERE published_at IS NULL AND next_attempt_at > now()")
         == [(1,)],
     )
-    _say("The lease would end by itself after 30 seconds. To save the time, the demo ends it now; another relay runs.")
+    _say("The lease would end by itself after 45 seconds. To save the time, the demo ends it now; another relay runs.")
     connection.execute("UPDATE outbox SET next_attempt_at = now() WHERE published_at IS NULL")
     _relay(up)
     second = _receive(up)

@@ -82,7 +82,7 @@ class Context:
 
 @contextlib.contextmanager
 def _killing_proxy(up: Stack) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """Forward calls to the emulated AWS, and kill the victim as soon as the first has been accepted."""
+    """Forward calls to the emulated AWS, and kill the victim as soon as the first messages have been accepted."""
     victim: list[subprocess.Popen[bytes]] = []
 
     class Proxy(http.server.BaseHTTPRequestHandler):
@@ -90,10 +90,17 @@ def _killing_proxy(up: Stack) -> Iterator[tuple[str, list[subprocess.Popen[bytes
             body = self.rfile.read(int(self.headers["Content-Length"]))
             target = http.client.HTTPConnection(emulator.HOST, up.aws.port)
             target.request("POST", self.path, body, dict(self.headers.items()))
-            accepted = target.getresponse().status
+            answer = target.getresponse()
+            content = answer.read()
             target.close()
-            if accepted == http.HTTPStatus.OK:
+            if answer.status == http.HTTPStatus.OK and b"Action=PublishBatch" in body:
                 victim[0].kill()
+                return
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Say nothing: the story is told elsewhere."""
