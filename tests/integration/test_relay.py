@@ -18,6 +18,7 @@ from charging import topic as topic_module
 from charging.contract import ChargeCommand
 from charging.database import Database
 from charging.idempotency import Scope
+from charging.outbox import claim
 from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS, SWEEP_SECONDS
 from charging.topic import BYTES_PER_CALL, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Topic
 from tests.conftest import Connect
@@ -383,6 +384,31 @@ class TestPublish:
         assert row.last_error is not None
         assert "larger" in row.last_error
         assert set(broker.sent) == set(others)
+
+    def test_a_limit_that_was_raised_is_noticed(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """An event was parked for its size, and the topic's was raised: redriven, a relay that runs on sends it."""
+        connection = connect()
+        broker.faults.delivers = False
+        [large] = outbox.write(connection, "x" * 600_000)
+        assert relay.run_once(database, topic).results == Counter(FAILED=1)
+        assert broker.questions == 1
+        broker.faults.topic_bytes = 1_048_576
+        connection.execute("UPDATE outbox SET failed_at = NULL WHERE id = %s", [large])
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=1)
+
+    def test_what_is_not_sent_delays_nothing_that_is(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """While it is still to be written down that one event is too large, the broker has all the others."""
+        broker.faults.delivers = False
+        outbox.write(connect(), "x" * 600_000)
+        ids = outbox.write(connect(), count=EVENTS_PER_SWEEP - 1)
+        results = topic.publish(claim(database, limit=EVENTS_PER_SWEEP, lease_seconds=LEASE_SECONDS))
+        assert [completion.result for completion in next(results)] == ["FAILED"]
+        until(lambda: len(broker.sent) == len(ids))
+        assert Counter(completion.result for some in results for completion in some) == Counter(PUBLISHED=len(ids))
 
     def test_a_long_error_is_cut(self, connect: Connect, database: Database, topic: Topic, broker: Broker) -> None:
         """What the broker says does not grow the table."""

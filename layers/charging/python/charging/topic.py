@@ -88,13 +88,20 @@ class Topic:
         """
         if not events:
             return
+        is_known = self._bytes_per_call is not None
         limit = self._limit()
         calls, oversized = _pack(events, limit or BYTES_PER_CALL)
-        if oversized:
-            yield [self._too_large(event, limit) for event in oversized]
-        if returned := [event for call in calls[CALLS_IN_FLIGHT:] for event in call]:
-            yield [Completion(event, "RETURNED") for event in returned]
+        if oversized and is_known:
+            # Somebody may have raised it since: that is how an operator mends an event that is too large.
+            self._bytes_per_call = None
+            limit = self._limit()
+            calls, oversized = _pack(events, limit or BYTES_PER_CALL)
+        # Under way before anything is written down, which may take its time: the lease is running.
         pending = {self._calls.submit(self._send, call) for call in calls[:CALLS_IN_FLIGHT]}
+        unsent = [self._too_large(event, limit) for event in oversized]
+        unsent += [Completion(event, "RETURNED") for call in calls[CALLS_IN_FLIGHT:] for event in call]
+        if unsent:
+            yield unsent
         mistakes: list[BaseException] = []
         while pending:
             ended, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -104,7 +111,7 @@ class Topic:
             raise mistakes[0]
 
     def _limit(self) -> int | None:
-        """Returns the topic's own limit for a call in bytes, asked for once; None as long as it cannot be learnt."""
+        """Returns the topic's own limit for a call in bytes, which is kept; None as long as it cannot be learnt."""
         if self._bytes_per_call is None:
             try:
                 attributes = self._client.get_topic_attributes(TopicArn=self.arn)["Attributes"]
