@@ -32,20 +32,31 @@ def topic() -> Topic:
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     """Relays until its time budget ends, and logs and returns what the run came to.
 
-    Only a run that has ended well counts as one: `RelayRuns` is the relay's sign of life.
+    Only a run that has ended well counts as one: `RelayRuns` is the relay's sign of life. One that has not says, too,
+    what it had done by then.
     """
+    logger = telemetry.logger("relay")
     try:
-        summary = relay_events(context)
+        run = relay_events(context)
     except Exception:
-        telemetry.logger("relay").exception("relay_run_failed")
+        logger.exception("relay_run_failed")
         raise
+    summary: dict[str, Any] = {
+        "claimed": run.claimed,
+        "results": dict(run.results),
+        "lease_lost": run.lease_lost,
+        "unmarked": run.unmarked,
+    }
+    if run.error is not None:
+        logger.error("relay_run_failed", exc_info=run.error, **summary)
+        raise run.error
     telemetry.emit("Count", {"RelayRuns": 1})
-    telemetry.logger("relay").info("relay_run", **summary)
+    logger.info("relay_run", **summary)
     return summary
 
 
-def relay_events(context: LambdaContext) -> dict[str, Any]:
-    """Counts what became of the events, and raises what ended the run before its time."""
+def relay_events(context: LambdaContext) -> relay.Sweep:
+    """Counts what became of the events."""
     run = relay.run(
         database(),
         topic(),
@@ -61,11 +72,4 @@ def relay_events(context: LambdaContext) -> dict[str, Any]:
         "lease_lost": run.lease_lost,
     }
     telemetry.emit("Count", counts, destination=topic().name)
-    if run.error is not None:
-        raise run.error
-    return {
-        "claimed": run.claimed,
-        "results": dict(run.results),
-        "lease_lost": run.lease_lost,
-        "unmarked": run.unmarked,
-    }
+    return run

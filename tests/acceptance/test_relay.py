@@ -13,7 +13,7 @@ from tests.support import deployment, outbox, sns
 from tests.support.deployment import Invoke
 from tests.support.invocation import RELAY, database_variables, sample
 from tests.support.process import Relay
-from tests.support.sns import Broker, Refusal
+from tests.support.sns import Broker, Entry, Refusal
 
 SECONDS = 30.0
 
@@ -85,6 +85,29 @@ def test_a_run_without_a_database_fails_once_and_at_once(
     assert (line["level"], line["message"]) == ("ERROR", "relay_run_failed")
     assert "RelayRuns" not in output
     assert database_variables(database_url)["DATABASE_PASSWORD"] not in output
+
+
+def test_a_run_that_is_cut_short_says_what_it_had_done(
+    relay: Invoke, connect: Connect, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody locks the outbox while SNS has the events: how many are published and not marked stands in the error."""
+    holder = connect()
+    outbox.write(connect(), count=3)
+
+    def lock(_: list[Entry]) -> None:
+        holder.execute("BEGIN")
+        holder.execute("LOCK TABLE outbox")
+
+    broker.faults.intercept = lock
+    with pytest.raises(errors.TemporarilyUnavailable):
+        relay(sample("relay-schedule"))
+    output = capsys.readouterr().out
+    [line] = deployment.logs(output)
+    assert (line["level"], line["message"]) == ("ERROR", "relay_run_failed")
+    assert (line["claimed"], line["results"], line["unmarked"]) == (3, {"PUBLISHED": 3}, 3)
+    assert [values for values, _ in deployment.metrics(output)] == [
+        {"EventsPublished": 3, "PublishErrors": 0, "lease_lost": 0}
+    ]
 
 
 def test_an_invocation_that_is_about_to_end_claims_nothing(relay: Invoke, connect: Connect) -> None:
