@@ -1,17 +1,13 @@
--- How much waits in the outbox and for how long. Uses the partial index outbox_due; the failed rows are
--- counted by the index outbox_failed.
+-- How much waits in the outbox and for how long. Uses the partial index outbox_due, and reads what waits once: amid an
+-- outage that is much. The failed rows are counted by the index outbox_failed.
 --
 -- And what keeps the queue's dead rows from being removed: how many transactions ago the oldest snapshot was taken
 -- that somebody still holds, be it a session, a replication slot or a prepared transaction. This statement's own is
 -- not counted, and those of other databases hold up nothing here. What sessions of other roles hold shows only to a
 -- member of pg_read_all_stats.
 SELECT
-    (
-        SELECT COALESCE(EXTRACT(EPOCH FROM now() - min(created_at)), 0)::float8
-        FROM outbox
-        WHERE published_at IS NULL AND failed_at IS NULL
-    ) AS oldest_age_seconds,
-    (SELECT count(*) FROM outbox WHERE published_at IS NULL AND failed_at IS NULL) AS pending,
+    waiting.oldest_age_seconds,
+    waiting.pending,
     (SELECT count(*) FROM outbox WHERE failed_at IS NOT NULL) AS failed,
     (
         SELECT COALESCE(max(age(held)), 0)
@@ -25,3 +21,10 @@ SELECT
             SELECT transaction FROM pg_prepared_xacts WHERE database = current_database()
         ) AS horizon (held)
     ) AS xmin_age
+FROM (
+    SELECT
+        COALESCE(EXTRACT(EPOCH FROM now() - min(created_at)), 0)::float8 AS oldest_age_seconds,
+        count(*) AS pending
+    FROM outbox
+    WHERE published_at IS NULL AND failed_at IS NULL
+) AS waiting
