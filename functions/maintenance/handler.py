@@ -64,5 +64,8 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
         "started_keys": len(run.started_keys),
         "is_finished": run.is_finished,
     }
+    if run.error is not None:
+        logger.error("maintenance_run_failed", exc_info=run.error, **summary)
+        raise run.error
     logger.info("maintenance_run", **summary)
     return summary

@@ -219,6 +219,23 @@ def test_a_run_without_a_database_fails_once_and_at_once(
     assert_one_error(capsys.readouterr().out, database_variables(database_url)["DATABASE_PASSWORD"])
 
 
+def test_a_run_that_failed_in_part_says_what_it_did(
+    maintain: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One error, with all that was done and found; and the run is not counted."""
+    connection, holder = connect(), connect()
+    history.keys(connection, 3, over_for=HOUR)
+    with holder.transaction():
+        holder.execute("LOCK TABLE reconciliation")
+        with pytest.raises(errors.Contended):
+            maintain(sample("maintenance-schedule"))
+    output = capsys.readouterr().out
+    [line] = deployment.logs(output)
+    assert (line["level"], line["message"], line["counts"]) == ("ERROR", "maintenance_run_failed", {"keys": 3})
+    assert line["exception_name"] == "Contended"
+    assert (figures(output)["MaintenanceRuns"], figures(output)["KeysPurged"]) == (0, 3)
+
+
 def test_a_dedupe_window_that_is_too_short_removes_nothing(
     database_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,21 @@ def test_a_backlog_of_one_kind_delays_no_other(database: Database, connect: Conn
     assert (cut.counts["events"], missing(cut), cut.is_finished) == (3, [charge_id], False)
 
 
+def test_a_failure_of_one_kind_delays_no_other(database: Database, connect: Connect) -> None:
+    """While the charges cannot be checked, tables are kept to their retention all the same; the run is not finished."""
+    connection, holder = connect(), connect()
+    history.keys(connection, 3, over_for=HOUR)
+    history.events(connection, 3, published=OUTBOX_DAYS * DAY)
+    [started] = history.keys(connection, 1, over_for=HOUR, status="STARTED")
+    with holder.transaction():
+        holder.execute("LOCK TABLE reconciliation")
+        failed = run(database)
+    assert failed.counts == {"keys": 3, "events": 3}
+    assert ([key.key for key in failed.started_keys], failed.is_finished) == ([started], False)
+    assert isinstance(failed.error, errors.Contended)
+    assert run(database).is_finished
+
+
 def test_without_time_nothing_is_begun(database: Database, connect: Connect) -> None:
     """Only what is known already is told."""
     connection = connect()
@@ -508,8 +523,7 @@ def test_a_run_that_is_cut_loses_no_more_than_its_step(database: Database, conne
         ):
             cut = thread.submit(run, database)
             end_the_run(connection)
-        with pytest.raises(errors.ConnectionLost):
-            cut.result()
+        assert isinstance(cut.result().error, errors.ConnectionLost)
     assert kept_keys(connection) == set(keys[:-BATCH])
     assert run(database).counts["keys"] == 25 - BATCH
     assert kept_keys(connection) == set()
@@ -525,8 +539,7 @@ def test_a_reconciliation_that_is_cut_has_moved_nothing(database: Database, conn
         with holding_up(holder, at_commit=False, event="INSERT ON charges_without_outbox"):
             cut = thread.submit(run, database)
             end_the_run(connection)
-        with pytest.raises(errors.ConnectionLost):
-            cut.result()
+        assert isinstance(cut.result().error, errors.ConnectionLost)
     assert checked_until(connection) == before
     assert kept(connection, "charges_without_outbox", "charge_id") == set()
     assert set(missing(run(database))) == set(charges)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row, scalar_row
 
-from charging import sql
+from charging import errors, sql
 from charging.database import SILENCE_SECONDS, Database
 
 # A statement that removes so many rows takes some ten milliseconds, of the five seconds that the server allows it.
@@ -57,13 +57,14 @@ class Run:
 
     `counts` has what was removed, as keys, events, processed_events and reports, and how many charges were checked. The
     findings are all that are known, from this run or an earlier one, up to 10,000 of each. An unfinished run ran out of
-    time; the next one goes on where it ended.
+    time, or met an `error`, the last of which is kept; the next one goes on where it ended.
     """
 
     counts: Counter[str]
     charges_without_outbox: Sequence[ChargeWithoutOutbox]
     started_keys: Sequence[StartedKey]
     is_finished: bool
+    error: errors.ChargingError | None = None
 
 
 # Work that is done step by step. Each step is a transaction of its own, and yields what it counts.
@@ -79,9 +80,10 @@ def run(
 ) -> Run:
     """Does what is to be done, a step of each kind of work in turn, so that a backlog of one delays no other.
 
-    Stops before a step that could outlast `remaining_seconds`, the time until the function is ended. A run that is cut
-    short loses nothing but the step that it was at, and runs that overlap share the work. Raises what `Database.fetch`
-    raises.
+    Nor does a failure: that kind of work is over for this run, and the others go on. Stops before a step that could
+    outlast `remaining_seconds`, the time until the function is ended. A run that is cut short loses nothing but the
+    step that it was at, and runs that overlap share the work. Raises as `Database.fetch` does where the findings cannot
+    be read.
     """
     # Reports before events: an event that was added for a report is seen before it can be removed.
     outbox_retention = {"retention_days": outbox_retention_days}
@@ -96,9 +98,14 @@ def run(
         ]
     )
     counts: Counter[str] = Counter()
+    error: errors.ChargingError | None = None
     while work and remaining_seconds() > RESERVE_SECONDS:
         steps = work.popleft()
-        counted = next(steps, None)
+        try:
+            counted = next(steps, None)
+        except errors.ChargingError as failed:
+            error = failed
+            continue
         if counted is not None:
             counts += counted
             work.append(steps)
@@ -107,7 +114,8 @@ def run(
         counts,
         database.fetch(class_row(ChargeWithoutOutbox), sql.FIND_CHARGES_WITHOUT_OUTBOX, limit),
         database.fetch(class_row(StartedKey), sql.FIND_STARTED_KEYS, limit),
-        is_finished=not work,
+        is_finished=not work and error is None,
+        error=error,
     )
 
 
