@@ -188,6 +188,31 @@ class TestPublish:
         row = outbox.row(connection, throttled)
         assert (row.is_published, row.refusals) == (True, 0)
 
+    @pytest.mark.parametrize(
+        "members",
+        [
+            pytest.param(
+                "<Successful><member><MessageId>1</MessageId></member></Successful>", id="accepted-without-an-id"
+            ),
+            pytest.param("<Successful><member><Id>1</Id></member></Successful>", id="accepted-what-was-not-sent"),
+            pytest.param("<Failed><member><Code>InternalError</Code></member></Failed>", id="failed-without-an-id"),
+            pytest.param("<Failed><member><Id>{id}</Id></member></Failed>", id="failed-without-a-reason"),
+        ],
+    )
+    def test_an_answer_that_lacks_something_is_no_result(
+        self, members: str, connect: Connect, database: Database, topic: Topic, broker: Broker
+    ) -> None:
+        """Nothing is marked or held against an event, and it is due again long before a lease would have ended."""
+        connection = connect()
+        [event_id] = outbox.write(connection)
+        result = f"<PublishBatchResult>{members.format(id=event_id)}</PublishBatchResult>"
+        answer = Answer(200, f"<PublishBatchResponse>{result}</PublishBatchResponse>")
+        broker.faults.intercept = lambda _: answer
+        assert relay.run_once(database, topic).results == Counter(POSTPONED=1)
+        row = outbox.row(connection, event_id)
+        assert (row.refusals, row.is_published, row.is_failed) == (0, False, False)
+        assert row.due_in_seconds <= 1
+
     def test_an_outage_is_not_held_against_an_event(
         self, connect: Connect, database: Database, topic: Topic, broker: Broker
     ) -> None:
@@ -245,7 +270,13 @@ class TestPublish:
             pytest.param(Answer(503, "upstream connect error"), id="503-as-text"),
             pytest.param(Answer(200, "<PublishBatchResponse><Publi"), id="200-cut-off"),
             pytest.param(Answer(200, ""), id="200-without-a-body"),
+            pytest.param(Answer(200, "<html><body>Sign in</body></html>"), id="200-as-XHTML"),
+            pytest.param(Answer(200, "<PublishResponse/>"), id="200-to-something-else"),
             pytest.param(Answer(302, ""), id="redirect"),
+            pytest.param(Answer(302, "<html><body>Moved</body></html>"), id="redirect-as-XHTML"),
+            pytest.param(Answer(403, "<html><body>Forbidden</body></html>"), id="403-as-XHTML"),
+            pytest.param(Answer(400, "<ErrorResponse><Error>busy</Error></ErrorResponse>"), id="error-as-text"),
+            pytest.param(Answer(400, "<ErrorResponse><Error/></ErrorResponse>"), id="error-without-a-code"),
             pytest.param(sns.HANG_UP, id="hung-up"),
         ],
     )
@@ -370,6 +401,19 @@ class TestPublish:
         broker.faults.intercept_question = lambda _: None
         outbox.let_pass(connection, seconds=DELAY_SECONDS)
         assert relay.run_once(database, topic).results == Counter(PUBLISHED=1)
+
+    @pytest.mark.parametrize("attribute", ["<key>MaximumMessageSize</key><value>much</value>", "", None])
+    def test_an_answer_that_tells_no_limit_stops_nothing(
+        self, attribute: str | None, database: Database, topic: Topic, broker: Broker, connect: Connect
+    ) -> None:
+        """What is of the ordinary size is sent, whatever was answered when the topic's own was asked for."""
+        outbox.write(connect(), count=3)
+        attributes = f"<Attributes><entry>{attribute}</entry></Attributes>"
+        result = f"<GetTopicAttributesResult>{attributes}</GetTopicAttributesResult>" if attribute else ""
+        body = f"<GetTopicAttributesResponse>{result}</GetTopicAttributesResponse>"
+        answer = Answer(200, "<html><body>Sign in</body></html>" if attribute is None else body)
+        broker.faults.intercept_question = lambda _: answer
+        assert relay.run_once(database, topic).results == Counter(PUBLISHED=3)
 
     def test_an_oversized_event_is_parked_visibly(
         self, connect: Connect, database: Database, topic: Topic, broker: Broker

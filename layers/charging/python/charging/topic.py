@@ -47,6 +47,10 @@ _MALFORMED = frozenset(
 )
 _ERROR_CHARACTERS = 500  # of a broker's message, as kept with the row
 
+# An answer that is not SNS's own, from whatever stands in between, says nothing about the events. The SDK has an error
+# for one that is no XML; in one that is, it does not find what it looks for.
+_NO_ANSWER = (BotoCoreError, ResponseParserError, LookupError, TypeError, ValueError, AttributeError)
+
 
 class Topic:
     """One SNS topic. `max_attempts` bounds how often an event that the broker refuses is offered again.
@@ -115,10 +119,10 @@ class Topic:
         if self._bytes_per_call is None:
             try:
                 attributes = self._client.get_topic_attributes(TopicArn=self.arn)["Attributes"]
-            except (ClientError, BotoCoreError, ResponseParserError):
+                # SNS mentions it only where somebody has set it.
+                self._bytes_per_call = int(attributes.get("MaximumMessageSize", BYTES_PER_CALL))
+            except (ClientError, *_NO_ANSWER):
                 return None
-            # SNS mentions it only where somebody has set it.
-            self._bytes_per_call = int(attributes.get("MaximumMessageSize", BYTES_PER_CALL))
         return self._bytes_per_call
 
     @staticmethod
@@ -145,13 +149,13 @@ class Topic:
         Returns the results that are certain, and apart from them the refusals that may not be their events' fault: of
         single events whose call was refused, and of entries that are not malformed.
         """
+        entries = [self._entry(event) for event in events]
         try:
-            answer = self._client.publish_batch(
-                TopicArn=self.arn, PublishBatchRequestEntries=[self._entry(event) for event in events]
-            )
+            answer = self._client.publish_batch(TopicArn=self.arn, PublishBatchRequestEntries=entries)
         except ClientError as refused:
-            code = refused.response["Error"]["Code"]
-            error = _error(code, refused.response["Error"].get("Message", ""))
+            told = refused.response.get("Error", {})
+            code = str(told.get("Code", "Unknown"))
+            error = _error(code, told.get("Message", ""))
             if code not in _MALFORMED:
                 return [Completion(event, "POSTPONED", error) for event in events], []
             if len(events) == 1:
@@ -159,11 +163,10 @@ class Topic:
             half = len(events) // 2
             first, second = self._offer(events[:half]), self._offer(events[half:])
             return first[0] + second[0], first[1] + second[1]
-        # An answer that is not SNS's own, from whatever stands in between, says nothing about the events.
-        except (BotoCoreError, ResponseParserError) as unreachable:
+        except _NO_ANSWER as unreachable:
             return [Completion(event, "POSTPONED", _error(type(unreachable).__name__, "")) for event in events], []
-        accepted = {entry["Id"] for entry in answer.get("Successful", [])}
-        refusals = {entry["Id"]: entry for entry in answer.get("Failed", [])}
+        accepted = {entry.get("Id") for entry in answer.get("Successful", [])}
+        refusals = {entry.get("Id"): entry for entry in answer.get("Failed", [])}
         certain, suspects = [], []
         for event in events:
             refusal = refusals.get(str(event.id))
@@ -172,9 +175,9 @@ class Topic:
             elif refusal is None:
                 certain.append(Completion(event, "POSTPONED", "SNS gave no result for this entry."))
             # To SNS throttling is the sender's fault, too.
-            elif not refusal["SenderFault"] or "Throttl" in refusal["Code"]:
+            elif not refusal.get("SenderFault") or "Throttl" in refusal.get("Code", ""):
                 certain.append(Completion(event, "POSTPONED", _reason(refusal)))
-            elif refusal["Code"] in _MALFORMED:
+            elif refusal.get("Code") in _MALFORMED:
                 certain.append(Completion(event, "FAILED", _reason(refusal)))
             else:
                 is_last = event.refusals + 1 >= self._max_attempts
@@ -235,7 +238,7 @@ def _pack(events: Sequence[ClaimedEvent], limit: int) -> tuple[list[list[Claimed
 
 
 def _reason(refusal: "BatchResultErrorEntryTypeDef") -> str:
-    return _error(refusal["Code"], refusal.get("Message", ""))
+    return _error(refusal.get("Code", "Unknown"), refusal.get("Message", ""))
 
 
 def _error(code: str, message: str) -> str:
