@@ -4,6 +4,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -194,7 +195,7 @@ def test_it_uses_the_partial_index_and_the_places(connect: Connect) -> None:
     connection.execute(
         """
         INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at)
-        SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', now() FROM generate_series(1, 20000)
+        SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', now() FROM generate_series(1, 50000)
         """
     )
     table.write_aggregates(connection, aggregates=200, events=3)
@@ -208,3 +209,34 @@ def test_it_uses_the_partial_index_and_the_places(connect: Connect) -> None:
     assert "Index Scan using outbox_due" in plan
     assert "outbox_places_are_taken_once" in plan
     assert "Seq Scan" not in plan
+
+
+def test_a_long_history_of_one_aggregate_costs_its_backlog_nothing(connect: Connect, database: Database) -> None:
+    """2,000 events that wait behind 20,000 published ones are no reason to read those again and again.
+
+    From the earliest on, each of them would read the whole history: minutes, of the five seconds that the server gives
+    the claim, and no aggregate's events would leave any more.
+    """
+    connection = connect()
+    connection.execute(
+        """
+        INSERT INTO outbox (id, event_type, aggregate_id, payload, sequence, published_at)
+        SELECT gen_random_uuid(), 'ChargeCreated', aggregate_id, '{}', n, CASE WHEN n <= 20000 THEN now() END
+        FROM generate_series(1, 22000) AS n, (SELECT gen_random_uuid() AS aggregate_id) AS one
+        """
+    )
+    connection.execute("ANALYZE outbox")
+    parameters = {"limit": 100, "lease_seconds": LEASE_SECONDS, "parked_blocks": True}
+    with connection.transaction(force_rollback=True):
+        [plan] = (
+            connection.execute(b"EXPLAIN (ANALYZE, FORMAT JSON) " + sql.CLAIM_EVENTS_IN_ORDER, parameters).fetchone()
+            or []
+        )
+    assert history_read(plan[0]["Plan"]) < 2 * 20_000
+    assert len(claim(database)) == 1
+
+
+def history_read(node: dict[str, Any]) -> float:
+    """How many rows the plan's nodes read and threw away."""
+    own = node.get("Rows Removed by Filter", 0) * node.get("Actual Loops", 0)
+    return float(own + sum(map(history_read, node.get("Plans", []))))
