@@ -135,7 +135,8 @@ def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
         "DatabasePort": str(server.port),
         "DatabaseName": DATABASE,
         "DatabaseUser": OWNER,
-        "DatabasePassword": server.password,
+        "DatabasePassword": server.functions_password,
+        "DatabaseOwnerPassword": server.password,
     }
     # A relay that is invoked by hand publishes what is there, and ends.
     return parameters if relays else parameters | {"RelayBudgetSeconds": "0"}

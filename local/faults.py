@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import psycopg
 
+from charging import roles
 from local import emulator
 from local.child import ROOT
 from local.emulator import ACCESS_KEY_ID, SECRET_ACCESS_KEY
-from local.postgres import DATABASE, HOST, OWNER
+from local.postgres import DATABASE, HOST
 from local.stack import Stack
 
 # More than the one sweep that it is run for.
@@ -61,8 +62,8 @@ def _start_relay(up: Stack, endpoint: str) -> subprocess.Popen[bytes]:
         "DATABASE_HOST": HOST,
         "DATABASE_PORT": str(up.server.port),
         "DATABASE_NAME": DATABASE,
-        "DATABASE_USER": OWNER,
-        "DATABASE_PASSWORD": up.server.password,
+        "DATABASE_USER": roles.name(DATABASE, "relay"),
+        "DATABASE_PASSWORD": up.server.functions_password,
         "TOPIC_ARN": up.deployment.topic_arn,
         "RELAY_BUDGET_SECONDS": "0",
         "RELAY_POLL_MS": "250",

@@ -46,10 +46,14 @@ _FOREIGN = ("PG", "LC_", "LANG", "TZ")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Server:
-    """A running server. `url` names the database `charges` as its owner, who may create databases; never share it."""
+    """A running server. `url` names the database `charges` as its owner, who may create databases; never share it.
+
+    `functions_password` is for the functions' roles.
+    """
 
     port: int
     password: str
+    functions_password: str
     process: Child
 
     @property
@@ -72,7 +76,7 @@ def serve(folder: Path, *, port: int = 0) -> Iterator[Server]:
         process, port = _start(folder, port, held)
         try:
             _create_database(folder, port, superuser, owner)
-            yield Server(port, owner, process)
+            yield Server(port, owner, _password(folder, "functions"), process)
         finally:
             process.stop()
 
@@ -89,8 +93,8 @@ def binary(name: str) -> str:
     return str(Path(package.submodule_search_locations[0], "pginstall", "bin", name))
 
 
-def _password(folder: Path, role: str) -> str:
-    path = folder / f"{role}.password"
+def _password(folder: Path, whose: str) -> str:
+    path = folder / f"{whose}.password"
     if not path.exists():
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -206,9 +210,10 @@ def _create_database(folder: Path, port: int, superuser: str, owner: str) -> Non
             ) as connection,
         ):
             if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
-                connection.execute(
-                    sql.SQL("CREATE ROLE {} LOGIN CREATEDB PASSWORD {}").format(role, sql.Literal(owner))
-                )
+                connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(owner)))
+            # As much as the master user of RDS may, who is no superuser either. Databases are for the tests.
+            connection.execute(sql.SQL("ALTER ROLE {} CREATEDB CREATEROLE").format(role))
+            connection.execute(sql.SQL("GRANT pg_read_all_stats TO {} WITH ADMIN OPTION").format(role))
             if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone() is None:
                 connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(database, role))
     except psycopg.Error as error:

@@ -100,15 +100,15 @@ def _serve(running: contextlib.ExitStack, folder: Path, port: int, held: int) ->
     if not build.is_current():
         with stack.step("Building the functions and layers with sam build, up to a minute the first time"):
             build.build()
-    password = secrets.token_urlsafe(24)
+    owner_password, password = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     with stack.step("Starting PostgreSQL in a container"):
-        database = network.serve_database(password)
+        database = network.serve_database(owner_password)
     with stack.step("Bringing the schema forward"):
-        stack.migrate(database.url)
+        stack.migrate(database.url, password)
     with stack.step("Starting the stand-in for SNS in a container"):
         topic = network.serve_program(Path(sns.__file__), image=LAMBDA_IMAGES[build.architecture()])
     overlay.write(folder / "build", aws=f"http://{topic}:{sns.PORT}")
-    _give(database, password, folder)
+    _give(database, owner_password, password, folder)
     process = Child(
         # LAZY: a function's container stays for its next invocation. --no-watch: the artifacts are a copy.
         [*command("start-api", folder), "--port", str(port), "--warm-containers", "LAZY", "--no-watch"],
@@ -125,22 +125,26 @@ def _serve(running: contextlib.ExitStack, folder: Path, port: int, held: int) ->
     return api_url, database, process
 
 
-def _give(database: Database, password: str, folder: Path) -> None:
+def _give(database: Database, owner_password: str, password: str, folder: Path) -> None:
     """Write down the variables of the functions that `sam local` cannot know. Each function takes those that it has."""
-    values = {
+    common = {
         "DATABASE_HOST": database.host,
         "DATABASE_PORT": str(POSTGRES_PORT),
         "DATABASE_NAME": DATABASE,
-        "DATABASE_USER": OWNER,
         "DATABASE_PASSWORD": password,
-        "DATABASE_OWNER_SECRET_ARN": "",
         "TOPIC_ARN": overlay.TOPIC_ARN,
         # The relay is invoked by hand: it publishes what is there, and ends.
         "RELAY_BUDGET_SECONDS": "0",
     }
+    migrate = {
+        "DATABASE_USER": OWNER,
+        "DATABASE_PASSWORD": owner_password,
+        "DATABASE_ROLES_PASSWORD": password,
+        "DATABASE_OWNER_SECRET_ARN": "",
+    }
     path = folder / VARIABLES
     path.touch(mode=0o600)
-    path.write_text(json.dumps({"Parameters": values}))
+    path.write_text(json.dumps({"Parameters": common, "MigrateFunction": migrate}))
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ from types import MappingProxyType
 
 import psycopg
 
-from charging import errors, migrations
+from charging import errors, migrations, roles
 from local import build, deploy, emulator, environment, postgres, stopping
 from local.child import ROOT
 from local.deploy import Deployment
 from local.emulator import Emulator
 from local.errors import StackError
-from local.postgres import Server
+from local.postgres import DATABASE, Server
 
 # Two functions start cold in this time, which takes a second or two.
 WARM_SECONDS = 60.0
@@ -50,7 +50,7 @@ def serve(
         with step("Starting PostgreSQL"):
             server = running.enter_context(postgres.serve(folder / "postgres"))
         with step("Bringing the schema forward"):
-            migrate(server.url)
+            migrate(server.url, server.functions_password)
         with step("Starting the emulated AWS"):
             aws = running.enter_context(emulator.serve(folder / "emulator", port=port, lock=lock))
         with step("Deploying template.yaml"):
@@ -75,12 +75,16 @@ def step(name: str) -> Iterator[None]:
     print(f" {time.monotonic() - begun:.1f} s", flush=True)
 
 
-def migrate(url: str) -> None:
-    """Bring a database forward. Raises StackError where it was made by other sources than these."""
+def migrate(url: str, functions_password: str) -> None:
+    """Bring a database forward, as its owner, and let the functions' roles sign in with the password.
+
+    Raises StackError where it was made by other sources than these.
+    """
     try:
         with stopping.deferred(), psycopg.connect(url, autocommit=True) as connection:
             migrations.migrate(connection, ROOT / "schema")
-    except (errors.MigrationRefused, psycopg.Error) as error:
+            roles.provide(connection, password=functions_password)
+    except (errors.MigrationRefused, errors.RolesRefused, psycopg.Error) as error:
         raise StackError(
             f"The schema could not be brought forward: {error}",
             means="The database that was kept does not fit these sources.",
@@ -109,8 +113,8 @@ def _await_relay(server: Server) -> None:
     """Wait until the relay asks for events: a first event is then as quick as any."""
     deadline = time.monotonic() + WARM_SECONDS
     with psycopg.connect(server.url, autocommit=True) as connection:
-        relay = "SELECT 1 FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()"
-        while connection.execute(relay).fetchone() is None:
+        relay = roles.name(DATABASE, "relay")
+        while connection.execute("SELECT 1 FROM pg_stat_activity WHERE usename = %s", [relay]).fetchone() is None:
             if time.monotonic() > deadline:
                 raise StackError(
                     "The relay does not connect to the database.",

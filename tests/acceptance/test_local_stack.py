@@ -234,6 +234,9 @@ def test_an_operator_is_told_what_is_wrong(stack: Stack, tmp_path: Path) -> None
 def test_an_operator_is_told_that_the_function_failed(stack: Stack) -> None:
     """What went wrong, what it means and how to find out what was done."""
     with psycopg.connect(stack.variables["DATABASE_URL"]) as other:
+        # However long the command takes on a busy machine.
+        other.execute("SET idle_in_transaction_session_timeout = 0")
+        other.execute("SET transaction_timeout = 0")
         other.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
         failed = make_ops(stack, "list")
         other.rollback()

@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from charging import errors
+from charging import errors, roles
 from tests.support import deployment
 from tests.support.invocation import ROOT, sample
 
 SCHEMA = ROOT / "schema"
 NAMES = sorted(path.name for path in SCHEMA.glob("[0-9]*.sql"))
-OWN = {"DATABASE_OWNER_SECRET_ARN": ""}
+OWN = {"DATABASE_OWNER_SECRET_ARN": "", "DATABASE_ROLES_PASSWORD": "secret"}
 
 
 def test_it_applies_what_is_missing_and_names_it(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,17 @@ def test_it_applies_what_is_missing_and_names_it(empty_database_url: str, monkey
     with deployment.instance("migrate", empty_database_url, monkeypatch, OWN) as invoke:
         assert invoke(sample("migrate")) == {"applied": NAMES}
         assert invoke(sample("migrate")) == {"applied": []}
+
+
+def test_it_lets_the_functions_in(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each signs in as itself afterwards, with the password that the deployment gives the functions."""
+    with deployment.instance("migrate", empty_database_url, monkeypatch, OWN) as invoke:
+        invoke(sample("migrate"))
+    database = psycopg.conninfo.conninfo_to_dict(empty_database_url)["dbname"]
+    for function in roles.ROLES:
+        role = roles.name(str(database), function)
+        with psycopg.connect(empty_database_url, user=role, password=OWN["DATABASE_ROLES_PASSWORD"]) as connection:
+            assert connection.info.user == role
 
 
 def test_it_fails_where_it_cannot_go_on(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ import pytest
 from charging import errors
 from charging.database import Database
 from charging.idempotency import Created, InFlight, Replayed
+from charging.migrations import LIMITS
 from tests.conftest import Connect
-from tests.support.invocation import CHARGES, Answer, Instance, charge_event
+from tests.support.invocation import CHARGES, Answer, Instance, charge_event, set_limit
 from tests.support.ledger import (
     NOTHING,
     ONCE,
@@ -337,13 +338,13 @@ def test_a_limit_of_the_server_is_503(
 ) -> None:
     """A statement that the server ends by its own limits has charged nothing; a retry with the same key is created."""
     holder = connect()
-    database.execute(f"ALTER DATABASE {database.info.dbname} SET {setting} = '50ms'")
+    set_limit(database, "charges", setting, "50ms")
     with holder.transaction():
         holder.execute("LOCK TABLE outbox IN SHARE MODE")
         answer = function.call(charge_event(KEY))
     assert answer.status == 503
     assert counts(database) == NOTHING
-    database.execute(f"ALTER DATABASE {database.info.dbname} RESET {setting}")
+    set_limit(database, "charges", setting, LIMITS[setting])
     assert_created(retry.call(charge_event(KEY)))
 
 

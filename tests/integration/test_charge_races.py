@@ -13,7 +13,7 @@ import pytest
 from charging.database import Database
 from charging.idempotency import Created, InFlight, KeyReused, Outcome, Replayed
 from tests.conftest import Connect
-from tests.support.invocation import CHARGES, Instance, call_together, charge_event
+from tests.support.invocation import CHARGES, Instance, call_together, charge_event, set_limit
 from tests.support.ledger import (
     NOTHING,
     ONCE,
@@ -308,7 +308,7 @@ def test_a_deadlock_is_settled_by_another_run(instance: tuple[Instance, Wire], c
 def test_a_serialization_failure_is_settled_by_another_run(database_url: str, connect: Connect) -> None:
     """A database whose default is REPEATABLE READ undoes what lost a race: the next run sees what won it."""
     holder, observer = connect(), connect()
-    holder.execute(f"ALTER DATABASE {holder.info.dbname} SET default_transaction_isolation = 'repeatable read'")
+    set_limit(holder, "charges", "default_transaction_isolation", "repeatable read")
     stored_by_hand(holder, KEY)
     expire = "UPDATE idempotency_keys SET created_at = now() - interval '2 days', expires_at = now() - interval '1 day'"
     holder.execute(expire)
@@ -328,7 +328,7 @@ def test_a_serialization_failure_is_settled_by_another_run(database_url: str, co
 def test_a_statement_that_is_undone_every_time_ends_in_503(database_url: str, connect: Connect) -> None:
     """Five runs and no more; then nothing is charged, the caller is told so, and the next call creates."""
     holder, observer = connect(), connect()
-    holder.execute(f"ALTER DATABASE {holder.info.dbname} SET lock_timeout = '50ms'")
+    set_limit(holder, "charges", "lock_timeout", "50ms")
     with Wire(database_url) as wire:
         function = Instance("charges", wire.url, CHARGES)
         with holder.transaction(force_rollback=True):

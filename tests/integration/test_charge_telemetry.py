@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.conftest import Connect
-from tests.support.invocation import ROOT, Event, charge_event
+from tests.support.invocation import ROOT, Event, charge_event, set_limit
 from tests.support.ledger import Twin
 from tests.support.wire import Wire
 
@@ -122,7 +122,7 @@ def test_an_outage_is_logged_with_its_reason(database_url: str, connect: Connect
         wire.refuse()
         statuses, lines = run(wire.url, charge())
     operator = connect()
-    operator.execute(f"ALTER DATABASE {operator.info.dbname} SET statement_timeout = '50ms'")
+    set_limit(operator, "charges", "statement_timeout", "50ms")
     with operator.transaction():
         operator.execute("LOCK TABLE outbox IN SHARE MODE")
         more_statuses, more_lines = run(database_url, charge())

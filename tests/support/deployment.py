@@ -36,7 +36,7 @@ def instance(
     function: str, url: str, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str] | None = None
 ) -> Iterator[Invoke]:
     """Invokes a new instance of a function: it has read nothing yet, and opens a connection of its own."""
-    for name, value in {**database_variables(url), **(variables or {})}.items():
+    for name, value in {**database_variables(url, function), **(variables or {})}.items():
         monkeypatch.setenv(name, value)
     module = import_module(f"functions.{function}.handler")
     kept = {name: getattr(module, name) for name in ("settings", "database", "topic") if hasattr(module, name)}

@@ -18,10 +18,16 @@ from typing import Any
 from unittest import mock
 from uuid import UUID, uuid4
 
+import psycopg
 from aws_lambda_powertools.utilities.typing import LambdaContext
-from psycopg import conninfo
+from psycopg import conninfo, sql
+
+from charging import roles
 
 ROOT = Path(__file__).parents[2]
+
+# The function that signs in as the database's owner.
+OWNER = "migrate"
 
 type Event = dict[str, Any]
 
@@ -97,7 +103,7 @@ class Instance:
         assert spec.loader is not None
         self.module: ModuleType = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.module)
-        with mock.patch.dict(os.environ, {**database_variables(database_url), **variables}):
+        with mock.patch.dict(os.environ, {**database_variables(database_url, function), **variables}):
             self.module.settings()
 
     def invoke(self, event: object, *, seconds: float = TIMEOUT_SECONDS, context: LambdaContext | None = None) -> Any:
@@ -117,17 +123,32 @@ class Instance:
         self.module.database().close()
 
 
-def database_variables(url: str) -> dict[str, str]:
-    """The environment that leads a function to a database."""
+def database_variables(url: str, function: str = OWNER) -> dict[str, str]:
+    """The environment that leads a function, signed in as its own role, to one of the tests' databases."""
     parts = conninfo.conninfo_to_dict(url)
+    # Copies of one database have its grants, and so its roles: see Databases.migrated.
+    template = str(parts["dbname"]).rpartition("_")[0]
     return {
         "DATABASE_HOST": str(parts["host"]),
         "DATABASE_PORT": str(parts.get("port", 5432)),
         "DATABASE_NAME": str(parts["dbname"]),
-        "DATABASE_USER": str(parts["user"]),
+        "DATABASE_USER": str(parts["user"]) if function == OWNER else roles.name(template, function),
         # A server that trusts its caller needs none, but an empty one would ask for an IAM token.
         "DATABASE_PASSWORD": str(parts.get("password") or "trusted"),
     }
+
+
+def set_limit(connection: psycopg.Connection[Any], function: str, setting: str, value: str) -> None:
+    """Let the server keep another limit for a function in this test's database, from its next connection on."""
+    template = connection.info.dbname.rpartition("_")[0]
+    connection.execute(
+        sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}").format(
+            sql.Identifier(roles.name(template, function)),
+            sql.Identifier(connection.info.dbname),
+            sql.Identifier(setting),
+            sql.Literal(value),
+        )
+    )
 
 
 def sample(name: str) -> Event:

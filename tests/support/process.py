@@ -157,7 +157,7 @@ class Relay(_Child):
 
     def __init__(self, database_url: str, variables: Mapping[str, str]) -> None:
         """Returns once it waits for its first run; it has opened no connection yet."""
-        super().__init__(_relay, {**database_variables(database_url), **variables})
+        super().__init__(_relay, {**database_variables(database_url, "relay"), **variables})
         self._receive()
 
     def begin(self) -> None:

@@ -70,7 +70,7 @@ def test_a_stack_that_runs_is_not_touched(folder: Path, name: str) -> None:
 def test_make_clean_needs_no_environment_and_heeds_the_refusal(folder: Path, tmp_path: Path) -> None:
     """Without .venv any interpreter serves. While the stack runs, the artifacts stay as well."""
     clone = tmp_path / "clone"
-    for name in ("functions", "layers", "tests", ".aws-sam"):
+    for name in ("functions", "layers", "tests", "bench", ".aws-sam"):
         (clone / name).mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", clone)
     shutil.copytree(ROOT / "local", clone / "local", ignore=shutil.ignore_patterns("__pycache__"))

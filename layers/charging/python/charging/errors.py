@@ -18,6 +18,7 @@ ChargingError
 ├── InvalidEvent                a message that no retry can make readable
 ├── MigrationRefused            the schema cannot be brought forward as asked
 │   └── SchemaIsAhead           a later release has brought it further than this one knows
+├── RolesRefused                the functions' roles in the database cannot be made
 └── Misconfigured               the environment lacks or spoils a setting
 """
 
@@ -107,6 +108,10 @@ class MigrationRefused(ChargingError):
 
 class SchemaIsAhead(MigrationRefused):
     """The database has migrations that are not at hand: a later release has been here."""
+
+
+class RolesRefused(ChargingError):
+    """The owner of the database may not make the functions' roles, or not give them what they need."""
 
 
 class Misconfigured(ChargingError):

@@ -25,10 +25,10 @@ _LOCK = 7_365_016_394
 # A migration that waits for a table's lock makes every later statement on that table wait behind it.
 _LOCK_TIMEOUT = "3s"
 
-# What the server keeps for every connection to this database, whatever became of the function at its other end: a
-# frozen function must not hold its locks. Each bound ends before the next, all before API Gateway's 29 s and the
-# functions' own timeouts.
-_SETTINGS = {
+# What the server keeps for every connection to this database, and again for each function's role, whatever became of
+# the function at its other end: a frozen function must not hold its locks. Each bound ends before the next, all before
+# API Gateway's 29 s and the functions' own timeouts.
+LIMITS = {
     # What every statement here is written for, whatever the server's default is.
     "default_transaction_isolation": "read committed",
     "lock_timeout": "2s",
@@ -133,7 +133,7 @@ def _applied(connection: psycopg.Connection[Any], files: list[Migration]) -> int
 
 def _configure(connection: psycopg.Connection[Any]) -> None:
     database = sql.Identifier(connection.info.dbname)
-    for name, value in _SETTINGS.items():
+    for name, value in LIMITS.items():
         connection.execute(
             sql.SQL("ALTER DATABASE {} SET {} = {}").format(database, sql.Identifier(name), sql.Literal(value))
         )
