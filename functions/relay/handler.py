@@ -51,7 +51,9 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
         logger.error("relay_run_failed", exc_info=run.error, **summary)
         raise run.error
     telemetry.emit("Count", {"RelayRuns": 1})
-    logger.info("relay_run", **summary)
+    # What the broker refused or could not take is in the rows' last_error.
+    went_well = run.claimed == run.results["PUBLISHED"] + run.results["RETURNED"]
+    (logger.info if went_well else logger.warning)("relay_run", **summary)
     return summary
 
 

@@ -409,6 +409,23 @@ class TestMeasure:
         measured = outbox.measure(database)
         assert (measured.oldest_age_seconds, measured.pending, measured.failed) == (0, 0, 0)
 
+    def test_it_reads_no_more_than_so_many(
+        self, connect: Connect, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Amid an outage of any length it takes no longer; the oldest event that was not tried yet still shows."""
+        connection = connect()
+        monkeypatch.setattr(outbox, "MEASURED_EVENTS", 10)
+        ids = table.write(connection, count=30)
+        connection.execute("UPDATE outbox SET failed_at = now() WHERE id = ANY (%s)", [ids[15:]])
+        connection.execute(
+            "UPDATE outbox SET created_at = now() - interval '1 hour', next_attempt_at = now() - interval '1 hour'"
+            " WHERE id = %s",
+            [ids[7]],
+        )
+        measured = outbox.measure(database)
+        assert (measured.pending, measured.failed) == (10, 10)
+        assert measured.oldest_age_seconds >= HOURS
+
     def test_a_snapshot_that_is_held_open_grows_old(self, connect: Connect, database: Database) -> None:
         """The age is that of the oldest one that anybody holds, in transactions that others made since."""
         holder, writer = connect(), connect()

@@ -777,6 +777,21 @@ class TestRun:
         assert run.results == Counter(PUBLISHED=1)
         assert clock.pauses == [0.25] * 39
 
+    def test_a_backlog_does_not_outlast_the_budget(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, clock: Clock
+    ) -> None:
+        """The rest is for the next run, which begins by then: otherwise runs would pile up, each at its own pace."""
+        connection = connect()
+        outbox.write(connection, count=100)
+
+        def take_a_minute(_: list[Entry]) -> None:
+            clock.pause(60)
+
+        broker.faults.intercept = take_a_minute
+        run = relay.run(database, topic, budget_seconds=75, poll_seconds=0.25, remaining_seconds=plenty)
+        # A call of ten, then two of ten: the second sweep begins after a minute, and a third would begin after three.
+        assert run.results == Counter(PUBLISHED=30)
+
     @pytest.mark.parametrize("remaining", [SWEEP_SECONDS - 0.1, 0.0, -1.0])
     def test_it_claims_nothing_that_it_could_not_finish(
         self, remaining: float, connect: Connect, database: Database, topic: Topic, broker: Broker

@@ -62,7 +62,7 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "refusals": [0],
         "errors": [None],
     },
-    "MEASURE_OUTBOX": {},
+    "MEASURE_OUTBOX": {"bound": 100},
     "RESOLVE_WINDOW": {"since": None, "since_ago": timedelta(hours=1), "until": None, "until_ago": None},
     "LIST_EVENTS": {**SELECTION, "limit": 10},
     "COUNT_EVENTS": {**SELECTION, "bound": 100},

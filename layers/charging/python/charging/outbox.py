@@ -12,6 +12,8 @@ from charging import sql
 from charging.database import Database
 
 SOURCE = "/charges"
+# Read in a tenth of a second, where millions would take longer than the server lets a statement run.
+MEASURED_EVENTS = 100_000
 
 
 def event(
@@ -70,6 +72,7 @@ class Completion:
 class Measurement:
     """How much waits: the oldest waiting event's age in seconds (0 when none waits), and two counts.
 
+    A count of MEASURED_EVENTS stands for as many or more; the age is then at least that of the oldest untried event.
     `xmin_age` is how many transactions ago the oldest snapshot was taken that is still held by anybody. While it
     grows, no dead row can be removed, and claiming gets slower.
     """
@@ -125,4 +128,4 @@ def complete(database: Database, completions: Sequence[Completion]) -> int:
 
 def measure(database: Database) -> Measurement:
     """Measures the outbox by the database's clock. Raises TemporarilyUnavailable."""
-    return database.fetch_repeatable(class_row(Measurement), sql.MEASURE_OUTBOX, {})[0]
+    return database.fetch_repeatable(class_row(Measurement), sql.MEASURE_OUTBOX, {"bound": MEASURED_EVENTS})[0]

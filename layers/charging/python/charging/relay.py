@@ -93,7 +93,7 @@ def run(
     remaining_seconds: Callable[[], float],
     pause: Callable[[float], None] = time.sleep,
 ) -> Sweep:
-    """Drains the outbox, then polls it until the budget is used up; a budget of 0 drains and returns.
+    """Drains the outbox and then polls it, until the budget is used up; a budget of 0 drains it, and returns.
 
     Begins with what fills one call and doubles it with every sweep that goes well; one in which something had to be
     postponed halves it. So what an outage has piled up reaches a broker that has just come back at the pace that the
@@ -107,7 +107,7 @@ def run(
     total = Sweep()
     limit = ENTRIES_PER_CALL
     setback = 0.0
-    while remaining_seconds() > SWEEP_SECONDS:
+    while remaining_seconds() > SWEEP_SECONDS and (not budget_seconds or time.monotonic() < end):
         sweep = run_once(database, topic, limit=limit, parked_blocks=parked_blocks)
         total += sweep
         if isinstance(sweep.error, errors.TemporarilyUnavailable | errors.DatabaseFault):
@@ -126,6 +126,6 @@ def run(
                 continue
         wait = setback or poll_seconds
         if time.monotonic() + wait >= end:
-            break
+            return total
         pause(wait)
     return total
