@@ -135,17 +135,17 @@ class TestPublish:
         assert (row.refusals, row.is_failed, row.last_error) == (MAX_ATTEMPTS, True, "KMSDisabled: refused")
         assert broker.sent.count(refused) == MAX_ATTEMPTS
 
-    @pytest.mark.parametrize("is_entrys", [True, False])
+    @pytest.mark.parametrize("code", ["KMSDisabled", "InvalidParameter", None])
     def test_a_topic_that_begins_to_refuse_everything_is_an_outage(
-        self, is_entrys: bool, connect: Connect, database: Database, topic: Topic, broker: Broker
+        self, code: str | None, connect: Connect, database: Database, topic: Topic, broker: Broker
     ) -> None:
         """Its key is disabled, or its policy changed: however long that lasts, nothing is parked for it."""
         connection = connect()
         outbox.write(connection)
         assert relay.run_once(database, topic).results == Counter(PUBLISHED=1)
         ids = outbox.write(connection, count=25)
-        if is_entrys:
-            broker.faults.refused = dict.fromkeys(ids, Refusal("KMSDisabled", sender_fault=True))
+        if code is not None:
+            broker.faults.refused = dict.fromkeys(ids, Refusal(code, sender_fault=True))
         else:
             broker.faults.intercept = lambda _: Answer.error(400, "InvalidParameter", "TopicArn")
         for _ in range(5 * MAX_ATTEMPTS):

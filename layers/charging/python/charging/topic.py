@@ -146,8 +146,7 @@ class Topic:
     def _offer(self, events: Sequence[ClaimedEvent]) -> tuple[list[Completion], list[Completion]]:
         """Makes one call; when it is refused as a whole for what is in it, one for each half, and so on.
 
-        Returns the results that are certain, and apart from them the refusals that may not be their events' fault: of
-        single events whose call was refused, and of entries that are not malformed.
+        Returns the results that are certain, and apart from them the refusals that may not be their events' fault.
         """
         entries = [self._entry(event) for event in events]
         try:
@@ -177,10 +176,8 @@ class Topic:
             # To SNS throttling is the sender's fault, too.
             elif not refusal.get("SenderFault") or "Throttl" in refusal.get("Code", ""):
                 certain.append(Completion(event, "POSTPONED", _reason(refusal)))
-            elif refusal.get("Code") in _MALFORMED:
-                certain.append(Completion(event, "FAILED", _reason(refusal)))
             else:
-                is_last = event.refusals + 1 >= self._max_attempts
+                is_last = refusal.get("Code") in _MALFORMED or event.refusals + 1 >= self._max_attempts
                 suspects.append(Completion(event, "FAILED" if is_last else "REFUSED", _reason(refusal)))
         return certain, suspects
 
