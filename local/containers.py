@@ -130,11 +130,22 @@ def network(name: str) -> Iterator[Network]:
             [sys.executable, "-m", "local.containers", name], cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True
         )
         try:
-            engine.networks.create(name)
+            _create(engine, name)
             yield Network(engine, name)
         finally:
             # With nothing written, this closes its input and waits for its end.
             janitor.communicate()
+
+
+def _create(engine: Any, name: str) -> None:
+    try:
+        engine.networks.create(name)
+    except DockerException as error:
+        raise StackError(
+            f"No Docker network could be made: {error}",
+            means="The containers would not find one another.",
+            remedy="see the reason above; `docker network prune` removes networks that nobody uses.",
+        ) from error
 
 
 def remove(name: str) -> None:

@@ -17,7 +17,9 @@ import psycopg
 import pytest
 
 from local import sam_local
+from local.errors import StackError
 from local.sam_invoke import function_of
+from tests.packaging.artifacts import FUNCTIONS
 from tests.support import container
 from tests.support.invocation import ROOT
 from tests.support.stack import Answer, charge
@@ -50,20 +52,25 @@ class Served(NamedTuple):
 
     def invoke(self, event: str) -> Any:
         """What a function answers to a sample event, in a container of its own."""
-        finished = subprocess.run(
-            [sys.executable, "-m", "local", "sam_invoke", f"events/{event}.json"],
-            cwd=ROOT,
-            env=os.environ | {"LOCAL_DIR": str(self.folder)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        finished = command("sam_invoke", f"events/{event}.json", LOCAL_DIR=str(self.folder))
         assert finished.returncode == 0, finished.stderr
         return json.loads(finished.stdout)
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.variables["DATABASE_URL"], autocommit=True) as connection:
             return connection.execute(statement.encode()).fetchall()
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs one of the commands to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "local", *arguments],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @contextlib.contextmanager
@@ -112,6 +119,29 @@ def wait_until(is_so: Any, seconds: float) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.05)  # what is awaited is another process's work
+
+
+def test_without_docker_it_says_what_to_do(tmp_path: Path) -> None:
+    """And that there is another way."""
+    ended = command("sam_local", LOCAL_DIR=str(tmp_path), PORT="0", DOCKER_HOST=f"unix://{tmp_path}/none")
+    assert ended.returncode == 1
+    assert "No Docker engine answers" in ended.stderr
+    assert "make run" in ended.stderr
+
+
+def test_an_invocation_says_what_it_lacks(tmp_path: Path) -> None:
+    """An event that is there, and a stack that is up."""
+    for event, lack in (("events/none.json", "There is no event"), ("events/migrate.json", "Nothing is served")):
+        ended = command("sam_invoke", event, LOCAL_DIR=str(tmp_path))
+        assert ended.returncode == 1
+        assert lack in ended.stderr
+
+
+def test_each_sample_event_names_its_function(tmp_path: Path) -> None:
+    """By its first word; one that names none is refused."""
+    assert {function_of(event) for event in EVENTS} == FUNCTIONS.keys()
+    with pytest.raises(StackError, match="is for no function"):
+        function_of(tmp_path / "charging-schedule.json")
 
 
 def test_a_charge_is_taken_and_replayed(served: Served) -> None:

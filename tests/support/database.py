@@ -1,6 +1,6 @@
 """The real PostgreSQL that tests run on, and a fresh database for each of them.
 
-Where it comes from: the server that DATABASE_URL names (its user must be allowed to create databases); else a
+Where it comes from: the server that DATABASE_URL names (its user must be allowed to create databases and roles); else a
 container, where TEST_DATABASE=container says so; else the embedded server.
 
 Every pytest-xdist worker has a server of its own: two start side by side in the time of one, and no test feels another
