@@ -1,8 +1,8 @@
 """The built template, deployed to the emulator through CloudFormation, and what a person needs beside it.
 
 It is what `sam deploy` does, without the ten seconds that takes: artifacts go to a bucket, their addresses into the
-template, the template into a stack. Two things come on top that are in no template: a queue for a person to read, and
-the authorizer that stands in for IAM.
+template, the template into a stack. Three things come on top that are in no template: a queue for a person to read, the
+authorizer that stands in for IAM, and leave for webhooks to go to this machine.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from typing import Any
 import boto3
 import yaml
 
+from charging.settings import LOOPBACK
 from local import build
 from local.emulator import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, Emulator
 from local.errors import StackError
@@ -49,9 +50,9 @@ class Deployment:
 
 
 def deploy(emulator: Emulator, server: Server, *, relays: bool, parameters: Mapping[str, str]) -> Deployment:
-    """Deploy the built template with the database's address in it, and start the relay.
+    """Deploy the built template with the database's address in it, and start the relay and the webhooks' dispatcher.
 
-    With `relays` false the relay is not started, and its schedule is taken away. `parameters` are for the template,
+    With `relays` false neither is started, and their schedules are taken away. `parameters` are for the template,
     beside those that say where this stack's own parts are. Raises StackError for one that the template does not have,
     and with CloudFormation's reasons where the deployment fails.
     """
@@ -62,17 +63,20 @@ def deploy(emulator: Emulator, server: Server, *, relays: bool, parameters: Mapp
     with build.undisturbed():
         template_url = upload(session, emulator.url, values)
     outputs = create_stack(session, emulator.url, STACK, template_url, values)
+    for function in ("EndpointsFunction", "WebhooksFunction"):
+        _allow_loopback(session, emulator.url, outputs[function])
     queue_url = _subscribe(session, emulator.url, outputs["TopicArn"])
     api_id = outputs["ApiUrl"].removeprefix("https://").partition(".")[0]
     stage = outputs["ApiUrl"].rpartition("/")[2]
     _attach_authorizer(session, emulator.url, api_id, stage)
-    if relays:
-        # Scheduler starts it a minute after the deployment for the first time. An event is not to wait for that.
-        session.client("lambda", endpoint_url=emulator.url).invoke(
-            FunctionName=outputs["RelayFunction"], InvocationType="Event"
-        )
-    else:
-        _unschedule(session, emulator.url, outputs["RelayFunction"])
+    for sender in ("RelayFunction", "WebhooksFunction"):
+        if relays:
+            # Scheduler starts it a minute after the deployment for the first time. An event is not to wait for that.
+            session.client("lambda", endpoint_url=emulator.url).invoke(
+                FunctionName=outputs[sender], InvocationType="Event"
+            )
+        else:
+            _unschedule(session, emulator.url, outputs[sender])
     return Deployment(
         api_url=f"{emulator.url}/_aws/execute-api/{api_id}/{stage}",
         topic_arn=outputs["TopicArn"],
@@ -138,8 +142,8 @@ def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
         "DatabasePassword": server.functions_password,
         "DatabaseOwnerPassword": server.password,
     }
-    # A relay that is invoked by hand publishes what is there, and ends.
-    return parameters if relays else parameters | {"RelayBudgetSeconds": "0"}
+    # What is invoked by hand sends what is there, and ends.
+    return parameters if relays else parameters | {"RelayBudgetSeconds": "0", "WebhooksBudgetSeconds": "0"}
 
 
 def _check(parameters: Mapping[str, str], *, taken: Mapping[str, str]) -> None:
@@ -203,6 +207,15 @@ def _subscribe(session: boto3.Session, endpoint: str, topic_arn: str) -> str:
         TopicArn=topic_arn, Protocol="sqs", Endpoint=arn, Attributes={"RawMessageDelivery": "true"}
     )
     return url
+
+
+def _allow_loopback(session: boto3.Session, endpoint: str, function: str) -> None:
+    """Let the function take receivers on this machine, which no template can."""
+    functions = session.client("lambda", endpoint_url=endpoint)
+    variables = functions.get_function_configuration(FunctionName=function)["Environment"]["Variables"]
+    functions.update_function_configuration(
+        FunctionName=function, Environment={"Variables": variables | {LOOPBACK: "allowed"}}
+    )
 
 
 def _unschedule(session: boto3.Session, endpoint: str, function: str) -> None:

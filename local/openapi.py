@@ -1,30 +1,26 @@
 """The API as an OpenAPI 3.1 document, generated from the code that serves it."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from charging import errors, idempotency, problem
 from charging.charges import Charge
 from charging.contract import BODY_BYTES, ChargeCommand
 from charging.idempotency import InFlight, KeyReused, StoredResponse
-from charging.problem import Problem
+from local import openapi_webhooks
+from local.openapi_parts import HEX_GROUPS, KEY, KEY_HEADER, Json, body, id_in_path, problems
 
 DOCUMENT = Path("docs/openapi.json")
 
-type Json = dict[str, Any]
-
-_KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
-_HEX_GROUPS = "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
 _CHARGE = Charge(UUID("01a22fc4-9395-7a4e-9400-75652bc34a19"), 4900, "USD", "order 7")
 _RESPONSE = StoredResponse(
     201, {"Content-Type": "application/json", "Location": f"/charges/{_CHARGE.id}"}, _CHARGE.to_json()
 )
 
 _DESCRIPTION = f"""\
-Takes a charge once per idempotency key, and shows charges and what became of keys.
+Takes a charge once per idempotency key, shows charges and what became of keys, and manages the endpoints to which
+charges' events are sent as webhooks.
 
 A key belongs to the caller and the operation. It is kept for 24 hours from its first use, unless the deployment says
 otherwise; after that it is a new key. A repetition under a live key gets the first answer back, byte for byte, with
@@ -49,6 +45,7 @@ def document() -> Json:
         "paths": {
             "/charges": {"post": _create(), "get": _find()},
             "/charges/{charge_id}": {"get": _read()},
+            **openapi_webhooks.paths(),
         },
         "components": {
             "securitySchemes": {
@@ -61,9 +58,9 @@ def document() -> Json:
             },
             "headers": {
                 "Location": {
-                    "description": "The path of the charge.",
+                    "description": "The path of what was created.",
                     "required": True,
-                    "schema": {"type": "string", "pattern": f"^/charges/{_HEX_GROUPS}$"},
+                    "schema": {"type": "string", "pattern": f"^/(charges|webhook-endpoints)/{HEX_GROUPS}$"},
                 },
                 "Idempotent-Replayed": {
                     "description": "Sent with a repetition's answer, and never with a first one.",
@@ -79,6 +76,7 @@ def document() -> Json:
                 "ChargeCommand": _command(),
                 "Charge": _charge(),
                 "KeyResult": _key_result(),
+                **openapi_webhooks.schemas(),
                 "Problem": _problem(),
             },
         },
@@ -95,14 +93,7 @@ def _create() -> Json:
         "operationId": "createCharge",
         "summary": "Take a charge, once for its key",
         "parameters": [
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "required": True,
-                "description": "A UUID in the form 8-4-4-4-12, bare or as an RFC 8941 string; both are the same key.",
-                "schema": {"type": "string", "pattern": f'^(?:{_HEX_GROUPS}|"{_HEX_GROUPS}")$'},
-                "example": _KEY,
-            },
+            KEY_HEADER,
             {
                 "name": "traceparent",
                 "in": "header",
@@ -129,7 +120,7 @@ def _create() -> Json:
                     "Location": {"$ref": "#/components/headers/Location"},
                     "Idempotent-Replayed": {"$ref": "#/components/headers/Idempotent-Replayed"},
                 },
-                "content": _json("Charge", json.loads(_CHARGE.to_json())),
+                "content": body("Charge", json.loads(_CHARGE.to_json())),
                 "links": {
                     "charge": {"operationId": "readCharge", "parameters": {"charge_id": "$response.body#/id"}},
                     "result": {
@@ -138,7 +129,7 @@ def _create() -> Json:
                     },
                 },
             },
-            **_problems(
+            **problems(
                 errors.KeyMissing,
                 errors.KeyInvalid,
                 errors.InvalidRequest,
@@ -163,8 +154,8 @@ def _find() -> Json:
                 "name": "idempotencyKey",
                 "in": "query",
                 "required": True,
-                "schema": {"type": "string", "pattern": f'^(?:{_HEX_GROUPS}|"{_HEX_GROUPS}")$'},
-                "example": _KEY,
+                "schema": {"type": "string", "pattern": f'^(?:{HEX_GROUPS}|"{HEX_GROUPS}")$'},
+                "example": KEY,
             }
         ],
         "responses": {
@@ -173,9 +164,9 @@ def _find() -> Json:
                     "`committed`, with the response that a repetition would get; or `not_known`: nothing has been "
                     "committed under the key, or it is no longer kept. A request may be under way."
                 ),
-                "content": _json("KeyResult", json.loads(idempotency.to_json(_RESPONSE))),
+                "content": body("KeyResult", json.loads(idempotency.to_json(_RESPONSE))),
             },
-            **_problems(errors.KeyMissing, errors.KeyInvalid, errors.Unauthenticated, errors.TemporarilyUnavailable),
+            **problems(errors.KeyMissing, errors.KeyInvalid, errors.Unauthenticated, errors.TemporarilyUnavailable),
         },
     }
 
@@ -185,47 +176,13 @@ def _read() -> Json:
         "operationId": "readCharge",
         "summary": "Show a charge of the caller's",
         "parameters": [
-            {
-                "name": "charge_id",
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string", "format": "uuid", "pattern": f"^{_HEX_GROUPS}$"},
-                "example": str(_CHARGE.id),
-            }
+            id_in_path("charge_id", str(_CHARGE.id)),
         ],
         "responses": {
-            "200": {"description": "The charge.", "content": _json("Charge", json.loads(_CHARGE.to_json()))},
-            **_problems(errors.Unauthenticated, errors.NoSuchResource, errors.TemporarilyUnavailable),
+            "200": {"description": "The charge.", "content": body("Charge", json.loads(_CHARGE.to_json()))},
+            **problems(errors.Unauthenticated, errors.NoSuchResource, errors.TemporarilyUnavailable),
         },
     }
-
-
-def _json(schema: str, example: object) -> Json:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}}
-
-
-def _problems(*causes: type[Exception] | type[InFlight] | type[KeyReused]) -> Json:
-    """Return one response for each status, with an example for each of its problems."""
-    by_status: dict[int, list[Problem]] = {}
-    for found in (*(problem.PROBLEMS[cause] for cause in causes), problem.INTERNAL):
-        by_status.setdefault(found.status, []).append(found)
-    return {str(status): _problem_response(kinds) for status, kinds in sorted(by_status.items())}
-
-
-def _problem_response(kinds: Iterable[Problem]) -> Json:
-    kinds = list(kinds)
-    response: Json = {
-        "description": "; or ".join(f"{kind.title} (`{kind.code}`)" for kind in kinds) + ".",
-        "content": {
-            problem.CONTENT_TYPE: {
-                "schema": {"$ref": "#/components/schemas/Problem"},
-                "examples": {kind.code: {"value": json.loads(problem.document(kind))} for kind in kinds},
-            }
-        },
-    }
-    if all(problem.headers(kind) for kind in kinds):
-        response["headers"] = {"Retry-After": {"$ref": "#/components/headers/Retry-After"}}
-    return response
 
 
 def _command() -> Json:

@@ -18,6 +18,7 @@ from local.emulator import REGION
 
 ACCOUNT = "000000000000"
 TOPIC_ARN = f"arn:aws:sns:{REGION}:{ACCOUNT}:charges-events"
+MASTER_KEY_ARN = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:WebhookMasterKey-AbCdEf"
 AUTHORIZER = "LocalAuthorizer"
 INVOCATION = "arn:aws:apigateway:${AWS::Region}:lambda:path/2015-03-31/functions"
 # The database is one that is given, and what an account alone has is not made.

@@ -6,6 +6,8 @@ the template's parameters are, other than by default.
 """
 
 import contextlib
+import select
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from typing import NoReturn
 
 from botocore.exceptions import BotoCoreError
 
-from local import deploy, emulator, environment, lock, stack
+from local import deploy, emulator, environment, lock, receiver, stack
 from local.child import Child
 from local.errors import StackError
 from local.stack import Stack
@@ -39,7 +41,8 @@ def _run(folder: Path, port: int, parameters: Mapping[str, str]) -> NoReturn:
         environment.remove()
         running.callback(environment.remove)
         up = running.enter_context(stack.serve(folder, port=port, lock=held, parameters=parameters))
-        _say(_welcome(up, time.monotonic() - begun))
+        endpoint = running.enter_context(receiver.serve(up.deployment.api_url, _mention))
+        _say(_welcome(up, endpoint, time.monotonic() - begun))
         # Last of all: whoever waits for this file finds everything ready.
         environment.write(_variables(up), environment.path())
         try:
@@ -67,7 +70,7 @@ def _variables(up: Stack) -> dict[str, str]:
     }
 
 
-def _welcome(up: Stack, seconds: float) -> str:
+def _welcome(up: Stack, endpoint: str, seconds: float) -> str:
     # A key of this start's own, so that the first command creates a charge each time.
     key = uuid.uuid4()
     return f"""
@@ -89,6 +92,8 @@ Try, in another terminal:
       -H 'Content-Type: application/json' -H 'Idempotency-Key: {key}' -d '{{"amountCents":4900}}'
   See the event of the charge, and of each one to come.
     {environment.command("events")}
+  See what became of its webhook, which arrives right here, at a receiver that belongs to this terminal.
+    curl {up.deployment.api_url}{endpoint}/deliveries
 """
 
 
@@ -107,3 +112,9 @@ def _watch(children: Mapping[str, Child]) -> NoReturn:
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def _mention(text: str) -> None:
+    """Say it unless nobody reads: a pipe that is full would hold up whoever waits for what comes after."""
+    if select.select([], [sys.stdout], [], 0)[1]:
+        _say(text)

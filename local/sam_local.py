@@ -133,8 +133,10 @@ def _give(database: Database, owner_password: str, password: str, folder: Path) 
         "DATABASE_NAME": DATABASE,
         "DATABASE_PASSWORD": password,
         "TOPIC_ARN": overlay.TOPIC_ARN,
-        # The relay is invoked by hand: it publishes what is there, and ends.
+        "WEBHOOK_MASTER_KEY_ARN": overlay.MASTER_KEY_ARN,
+        # The relay and the webhooks' dispatcher are invoked by hand: they send what is there, and end.
         "RELAY_BUDGET_SECONDS": "0",
+        "WEBHOOKS_BUDGET_SECONDS": "0",
     }
     migrate = {
         "DATABASE_USER": OWNER,

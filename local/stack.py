@@ -39,8 +39,9 @@ def serve(
 ) -> Iterator[Stack]:
     """Start a stack in the folder, telling of each step, and stop it at the block's end.
 
-    `lock` is the descriptor of the folder's lock, which the emulator holds too. With `relays` false the relay runs when
-    it is invoked and at no other time. `parameters` go to the template. Raises StackError where the stack cannot start.
+    `lock` is the descriptor of the folder's lock, which the emulator holds too. With `relays` false the relay and the
+    webhooks' dispatcher run when they are invoked and at no other time. `parameters` go to the template. Raises
+    StackError where the stack cannot start.
     """
     with contextlib.ExitStack() as running:
         port = emulator.available(port)  # before anything that takes time
@@ -58,7 +59,7 @@ def serve(
         with step("Waiting for the first answer"):
             _await_api(deployment)
             if relays:
-                _await_relay(server)
+                _await_senders(server)
         yield Stack(server, aws, deployment)
 
 
@@ -109,16 +110,17 @@ def _await_api(deployment: Deployment) -> None:
         )
 
 
-def _await_relay(server: Server) -> None:
-    """Wait until the relay asks for events: a first event is then as quick as any."""
+def _await_senders(server: Server) -> None:
+    """Wait until the relay and the dispatcher ask for events: a first event is then as quick as any."""
     deadline = time.monotonic() + WARM_SECONDS
     with psycopg.connect(server.url, autocommit=True) as connection:
-        relay = roles.name(DATABASE, "relay")
-        while connection.execute("SELECT 1 FROM pg_stat_activity WHERE usename = %s", [relay]).fetchone() is None:
+        senders = [roles.name(DATABASE, function) for function in ("relay", "webhooks")]
+        connected = "SELECT count(DISTINCT usename) FROM pg_stat_activity WHERE usename = ANY (%s)"
+        while connection.execute(connected, [senders]).fetchone() != (len(senders),):
             if time.monotonic() > deadline:
                 raise StackError(
-                    "The relay does not connect to the database.",
-                    means="Charges are taken, and their events would stay in the outbox.",
+                    "The relay or the webhooks' dispatcher does not connect to the database.",
+                    means="Charges are taken, and their events would stay where they are.",
                     remedy="see the functions' log and the emulator's, in the folder emulator of LOCAL_DIR.",
                 )
             time.sleep(0.05)

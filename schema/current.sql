@@ -28,6 +28,20 @@ CREATE TABLE charges_without_outbox (
     found_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE delivery_attempts (
+    endpoint_id uuid NOT NULL,
+    event_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    ended_at timestamp with time zone DEFAULT now() NOT NULL,
+    duration_ms integer NOT NULL,
+    status smallint,
+    error text,
+    excerpt text,
+    CONSTRAINT delivery_attempts_duration_is_not_negative CHECK ((duration_ms >= 0)),
+    CONSTRAINT delivery_attempts_error_has_at_most_500_characters CHECK ((char_length(error) <= 500)),
+    CONSTRAINT delivery_attempts_excerpt_has_at_most_500_characters CHECK ((char_length(excerpt) <= 500))
+);
+
 CREATE TABLE idempotency_keys (
     principal text NOT NULL,
     endpoint text NOT NULL,
@@ -81,6 +95,29 @@ CREATE TABLE outbox (
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', vacuum_index_cleanup='on');
 
+CREATE TABLE outbox_deliveries (
+    endpoint_id uuid NOT NULL,
+    event_id uuid NOT NULL,
+    event_type text NOT NULL,
+    aggregate_id uuid NOT NULL,
+    sequence integer NOT NULL,
+    payload text NOT NULL,
+    status text DEFAULT 'PENDING'::text NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    failures integer DEFAULT 0 NOT NULL,
+    next_attempt_at timestamp with time zone DEFAULT now() NOT NULL,
+    last_error text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    sent_at timestamp with time zone,
+    failed_at timestamp with time zone,
+    CONSTRAINT outbox_deliveries_attempts_is_not_negative CHECK ((attempts >= 0)),
+    CONSTRAINT outbox_deliveries_failed_says_when CHECK (((status = 'FAILED'::text) = (failed_at IS NOT NULL))),
+    CONSTRAINT outbox_deliveries_failures_is_not_negative CHECK ((failures >= 0)),
+    CONSTRAINT outbox_deliveries_sent_says_when CHECK (((status = 'SENT'::text) = (sent_at IS NOT NULL))),
+    CONSTRAINT outbox_deliveries_status_is_known CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RETRY'::text, 'SENT'::text, 'FAILED'::text])))
+)
+WITH (autovacuum_vacuum_scale_factor='0.01', vacuum_index_cleanup='on');
+
 CREATE TABLE processed_events (
     consumer text NOT NULL,
     event_id uuid NOT NULL,
@@ -101,6 +138,30 @@ CREATE TABLE schema_migrations (
     applied_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE webhook_endpoints (
+    id uuid NOT NULL,
+    principal text NOT NULL,
+    url text NOT NULL,
+    event_types text[] NOT NULL,
+    secret_version integer DEFAULT 1 NOT NULL,
+    previous_signs_until timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    disabled_at timestamp with time zone,
+    disabled_reason text,
+    deleted_at timestamp with time zone,
+    failures_in_a_row integer DEFAULT 0 NOT NULL,
+    opened_at timestamp with time zone,
+    resumes_at timestamp with time zone,
+    CONSTRAINT webhook_endpoints_disabled_reason_is_known CHECK ((disabled_reason = ANY (ARRAY['owner'::text, 'gone'::text]))),
+    CONSTRAINT webhook_endpoints_failures_in_a_row_is_not_negative CHECK ((failures_in_a_row >= 0)),
+    CONSTRAINT webhook_endpoints_is_disabled_for_a_reason CHECK ((num_nulls(disabled_at, disabled_reason) = ANY (ARRAY[0, 2]))),
+    CONSTRAINT webhook_endpoints_open_has_a_next_probe CHECK (((opened_at IS NULL) OR (resumes_at IS NOT NULL))),
+    CONSTRAINT webhook_endpoints_principal_has_1_to_1024_bytes CHECK (((octet_length(principal) >= 1) AND (octet_length(principal) <= 1024))),
+    CONSTRAINT webhook_endpoints_secret_version_is_positive CHECK ((secret_version > 0)),
+    CONSTRAINT webhook_endpoints_url_has_1_to_2048_characters CHECK (((char_length(url) >= 1) AND (char_length(url) <= 2048))),
+    CONSTRAINT webhook_endpoints_wants_1_to_20_event_types CHECK (((cardinality(event_types) >= 1) AND (cardinality(event_types) <= 20)))
+);
+
 ALTER TABLE ONLY charge_totals
     ADD CONSTRAINT charge_totals_pkey PRIMARY KEY (principal, currency, day);
 
@@ -110,11 +171,20 @@ ALTER TABLE ONLY charges
 ALTER TABLE ONLY charges_without_outbox
     ADD CONSTRAINT charges_without_outbox_pkey PRIMARY KEY (charge_id);
 
+ALTER TABLE ONLY delivery_attempts
+    ADD CONSTRAINT delivery_attempts_pkey PRIMARY KEY (endpoint_id, event_id, attempt);
+
 ALTER TABLE ONLY idempotency_keys
     ADD CONSTRAINT idempotency_keys_pkey PRIMARY KEY (principal, endpoint, key);
 
 ALTER TABLE ONLY operator_actions
     ADD CONSTRAINT operator_actions_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY outbox_deliveries
+    ADD CONSTRAINT outbox_deliveries_dedupe_key UNIQUE (endpoint_id, aggregate_id, event_type, sequence);
+
+ALTER TABLE ONLY outbox_deliveries
+    ADD CONSTRAINT outbox_deliveries_pkey PRIMARY KEY (endpoint_id, event_id);
 
 ALTER TABLE ONLY outbox
     ADD CONSTRAINT outbox_pkey PRIMARY KEY (id);
@@ -131,11 +201,18 @@ ALTER TABLE ONLY reconciliation
 ALTER TABLE ONLY schema_migrations
     ADD CONSTRAINT schema_migrations_pkey PRIMARY KEY (number);
 
+ALTER TABLE ONLY webhook_endpoints
+    ADD CONSTRAINT webhook_endpoints_pkey PRIMARY KEY (id);
+
 CREATE INDEX charges_by_age ON charges USING brin (created_at) WITH (autosummarize='on');
 
 CREATE INDEX idempotency_keys_expiring ON idempotency_keys USING btree (expires_at) WHERE (status = 'COMPLETED'::text);
 
 CREATE INDEX idempotency_keys_started ON idempotency_keys USING btree (created_at) WHERE (status = 'STARTED'::text);
+
+CREATE INDEX outbox_deliveries_open ON outbox_deliveries USING btree (endpoint_id, next_attempt_at, event_id) WHERE (status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RETRY'::text]));
+
+CREATE INDEX outbox_deliveries_sent ON outbox_deliveries USING btree (sent_at) WHERE (status = 'SENT'::text);
 
 CREATE INDEX outbox_due ON outbox USING btree (next_attempt_at, id) WHERE ((published_at IS NULL) AND (failed_at IS NULL));
 
@@ -144,3 +221,12 @@ CREATE INDEX outbox_failed ON outbox USING btree (failed_at) WHERE (failed_at IS
 CREATE INDEX outbox_published ON outbox USING btree (published_at) WHERE (published_at IS NOT NULL);
 
 CREATE INDEX processed_events_by_age ON processed_events USING btree (processed_at);
+
+CREATE INDEX webhook_endpoints_deleted ON webhook_endpoints USING btree (deleted_at) WHERE (deleted_at IS NOT NULL);
+
+CREATE INDEX webhook_endpoints_of_principal ON webhook_endpoints USING btree (principal, id) WHERE (deleted_at IS NULL);
+
+CREATE INDEX webhook_endpoints_open ON webhook_endpoints USING btree (resumes_at) WHERE (opened_at IS NOT NULL);
+
+ALTER TABLE ONLY delivery_attempts
+    ADD CONSTRAINT delivery_attempts_belongs_to_a_delivery FOREIGN KEY (endpoint_id, event_id) REFERENCES outbox_deliveries(endpoint_id, event_id) ON DELETE CASCADE;

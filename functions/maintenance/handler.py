@@ -56,6 +56,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
             "KeysPurged": run.counts["keys"],
             "EventsPurged": run.counts["events"],
             "ProcessedEventsPurged": run.counts["processed_events"],
+            "DeliveriesPurged": run.counts["deliveries"],
         },
     )
     summary: dict[str, Any] = {

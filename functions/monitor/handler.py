@@ -1,4 +1,7 @@
-"""Measures the outbox every minute, apart from the relay, so that a relay that is stuck or dead shows: wiring only."""
+"""Measures what waits to be sent, every minute and apart from what sends it, so that it shows when that is dead.
+
+Wiring only.
+"""
 
 from dataclasses import asdict
 from functools import cache
@@ -6,7 +9,7 @@ from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from charging import outbox, telemetry
+from charging import deliveries, outbox, telemetry
 from charging.database import Database
 from charging.settings import DatabaseSettings
 
@@ -18,13 +21,15 @@ def database() -> Database:
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Emits OutboxOldestAge, OutboxPending, OutboxFailed and XminAge; without a database it fails and emits none."""
+    """Emits the ages of outbox and webhooks, OutboxPending, OutboxFailed and XminAge; without a database it fails."""
     try:
         measured = outbox.measure(database())
+        webhook_age_seconds = deliveries.oldest_age_seconds(database())
     except Exception:
         telemetry.logger("monitor").exception("measurement_failed")
         raise
-    telemetry.emit("Seconds", {"OutboxOldestAge": measured.oldest_age_seconds})
+    ages = {"OutboxOldestAge": measured.oldest_age_seconds, "WebhookOldestAge": webhook_age_seconds}
+    telemetry.emit("Seconds", ages)
     counts = {"OutboxPending": measured.pending, "OutboxFailed": measured.failed, "XminAge": measured.xmin_age}
     telemetry.emit("Count", counts)
-    return asdict(measured)
+    return asdict(measured) | {"webhook_age_seconds": webhook_age_seconds}

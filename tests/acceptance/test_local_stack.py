@@ -108,6 +108,18 @@ def test_a_parameter_that_is_none_ends_the_start(parameters: str, tmp_path: Path
         pass
 
 
+def test_a_charge_arrives_as_a_webhook_in_the_terminal(stack: Stack) -> None:
+    """The receiver of `make run` has verified and printed it within moments, and the delivery is marked as sent."""
+    charge = stack.charge(uuid4()).headers["Location"].removeprefix("/charges/")
+    said = read_until(stack.process, charge)
+    assert "signature verified" in said.splitlines()[-1]
+    deadline = time.monotonic() + STOP_SECONDS
+    sent = f"SELECT status FROM outbox_deliveries WHERE aggregate_id = '{charge}'"
+    while stack.query(sent) != [("SENT",)]:
+        assert time.monotonic() < deadline
+        stack.query("SELECT pg_sleep(0.05)")  # the dispatcher marks it after the receiver has answered
+
+
 def test_a_repeated_charge_is_answered_as_the_first(stack: Stack) -> None:
     """The same status, body and place, marked as a replay, and one charge; 422 for another amount."""
     key = uuid4()

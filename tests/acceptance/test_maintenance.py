@@ -84,6 +84,7 @@ def test_a_run_keeps_the_tables_to_their_retention(
         "KeysPurged": 3,
         "EventsPurged": 4,
         "ProcessedEventsPurged": 5,
+        "DeliveriesPurged": 0,
     }
     remaining = (
         "SELECT (SELECT count(*) FROM idempotency_keys), (SELECT count(*) FROM outbox),"

@@ -9,7 +9,7 @@ import pytest
 
 from charging import errors
 from tests.conftest import Connect
-from tests.support import deployment, outbox
+from tests.support import deliveries, deployment, outbox
 from tests.support.deployment import Invoke
 from tests.support.invocation import ROOT, sample
 
@@ -34,8 +34,9 @@ def test_an_empty_outbox_is_measured_as_zero(monitor: Invoke, capsys: pytest.Cap
     """No figure at all would be an alarm."""
     monitor(sample("monitor-schedule"))
     measured = figures(capsys.readouterr().out)
-    assert measured.keys() == {"OutboxOldestAge", "OutboxPending", "OutboxFailed", "XminAge"}
+    assert measured.keys() == {"OutboxOldestAge", "OutboxPending", "OutboxFailed", "XminAge", "WebhookOldestAge"}
     assert (measured["OutboxOldestAge"], measured["OutboxPending"], measured["OutboxFailed"]) == (0, 0, 0)
+    assert measured["WebhookOldestAge"] == 0
 
 
 def test_a_dead_relay_shows(monitor: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +53,15 @@ def test_a_dead_relay_shows(monitor: Invoke, connect: Connect, capsys: pytest.Ca
     measured = figures(capsys.readouterr().out)
     assert measured["OutboxOldestAge"] == pytest.approx(9 * 24 * 3600, abs=60)
     assert (measured["OutboxPending"], measured["OutboxFailed"]) == (2, 1)
+
+
+def test_a_dead_dispatcher_shows(monitor: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    """A webhook that could have been sent an hour ago is an hour late."""
+    connection = connect()
+    deliveries.write(connection, deliveries.register(connection))
+    deliveries.let_pass(connection, seconds=3600)
+    monitor(sample("monitor-schedule"))
+    assert figures(capsys.readouterr().out)["WebhookOldestAge"] == pytest.approx(3600, abs=60)
 
 
 def test_without_a_database_it_fails_and_emits_nothing(

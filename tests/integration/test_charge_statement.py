@@ -11,6 +11,7 @@ from psycopg.rows import scalar_row
 from charging.database import Database
 from charging.idempotency import Created, KeyReused, Replayed
 from tests.conftest import Connect
+from tests.support import deliveries
 from tests.support.invocation import CHARGES, Instance, charge_event
 from tests.support.ledger import ONCE, charge, counts, settings
 from tests.support.wire import Sender, Wire
@@ -49,6 +50,30 @@ def test_a_charge_is_one_statement_in_one_round_trip(warm: tuple[Instance, Wire]
     instance, wire = warm
     assert instance.call(charge_event(KEY)).status == 201
     assert_one_round_trip(wire)
+
+
+def test_a_charge_with_webhooks_is_one_statement_in_one_round_trip(
+    warm: tuple[Instance, Wire], connect: Connect
+) -> None:
+    """Its deliveries are written by it: one for each endpoint of the caller that wants the event, with the very event
+    that the topic gets; and none by a replay."""
+    instance, wire = warm
+    operator = connect()
+    endpoints = {deliveries.register(operator), deliveries.register(operator)}
+    deliveries.register(operator, principal="bob")
+    deliveries.register(operator, event_types=["SomethingElse"])
+    for _ in range(2):
+        assert instance.call(charge_event(KEY)).status == 201
+        assert_one_round_trip(wire)
+    written = operator.execute(
+        """
+        SELECT endpoint_id, outbox.id IS NOT NULL, outbox_deliveries.payload = outbox.payload
+        FROM outbox_deliveries
+        LEFT JOIN outbox ON outbox.id = event_id AND outbox.event_type = outbox_deliveries.event_type
+            AND outbox.aggregate_id = outbox_deliveries.aggregate_id AND outbox.sequence = outbox_deliveries.sequence
+        """
+    ).fetchall()
+    assert sorted(written) == sorted((endpoint, True, True) for endpoint in endpoints)
 
 
 def test_a_replay_is_one_statement_in_one_round_trip(warm: tuple[Instance, Wire]) -> None:
@@ -202,13 +227,14 @@ def test_a_replay_waits_for_no_lock_on_its_row(database_url: str, connect: Conne
 def test_a_charge_is_one_commit(database_url: str, connect: Connect) -> None:
     """It takes exactly one transaction id, and with it flushes the WAL once."""
     database, reader = Database(settings(database_url)), connect()
+    deliveries.register(reader)
     charge(database, uuid4())
     ids = "SELECT xmin::text::bigint FROM {} WHERE xmin::text::bigint > %s"
     last = max(xid for (xid,) in reader.execute("SELECT xmin::text::bigint FROM charges").fetchall())
     charge(database, KEY)
     taken = {
         xid
-        for table in ("charges", "outbox", "idempotency_keys")
+        for table in ("charges", "outbox", "outbox_deliveries", "idempotency_keys")
         for (xid,) in reader.execute(psycopg.sql.SQL(ids).format(psycopg.sql.Identifier(table)), [last]).fetchall()
     }
     assert len(taken) == 1
@@ -216,13 +242,15 @@ def test_a_charge_is_one_commit(database_url: str, connect: Connect) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("table", ["charges", "outbox", "idempotency_keys"])
+@pytest.mark.parametrize("table", ["charges", "outbox", "outbox_deliveries", "idempotency_keys"])
 def test_a_charge_fails_as_a_whole(warm: tuple[Instance, Wire], connect: Connect, table: str) -> None:
-    """Whichever of the tables refuses its row, none of the three has one, and nothing is left in the way."""
+    """Whichever of the tables refuses its row, none of the four has one, and nothing is left in the way."""
     instance, operator = warm[0], connect()
+    deliveries.register(operator)
     operator.execute(f"ALTER TABLE {table} ADD CONSTRAINT refused CHECK (false) NOT VALID")
     assert instance.call(charge_event(KEY)).code == "temporarily_unavailable"
     assert counts(operator) == ONCE  # the one before
+    assert deliveries.rows(operator) == []
     operator.execute(f"ALTER TABLE {table} DROP CONSTRAINT refused")
     answer = instance.call(charge_event(KEY))
     assert (answer.status, answer.is_replay) == (201, False)

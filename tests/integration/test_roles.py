@@ -24,15 +24,37 @@ PAGE = ROOT / "docs" / "security.md"
 
 # What each function sends, by the names in charging.sql.
 RUNS: Mapping[str, frozenset[str]] = {
-    "charges": frozenset({"CREATE_CHARGE", "AWAIT_TWIN", "READ_CHARGE", "READ_STORED_RESPONSE"}),
+    # Deliveries are enqueued by whichever transaction writes an event, which is the charge's.
+    "charges": frozenset({"CREATE_CHARGE", "AWAIT_TWIN", "READ_CHARGE", "READ_STORED_RESPONSE", "ENQUEUE_DELIVERIES"}),
+    "endpoints": frozenset(
+        {
+            "CREATE_ENDPOINT",
+            "HAS_ROOM_FOR_ENDPOINT",
+            "AWAIT_TWIN",
+            "LIST_ENDPOINTS",
+            "ROTATE_SECRET",
+            "DISABLE_ENDPOINT",
+            "ENABLE_ENDPOINT",
+            "DELETE_ENDPOINT",
+            "ENQUEUE_SAMPLE",
+            "LIST_DELIVERIES",
+            "RESEND_DELIVERY",
+            "RESEND_DELIVERIES",
+        }
+    ),
+    "webhooks": frozenset(
+        {"CLAIM_DELIVERIES", "CLAIM_PROBES", "COMPLETE_DELIVERIES", "JUDGE_ENDPOINTS", "ABANDON_DELIVERIES"}
+    ),
     "relay": frozenset({"CLAIM_EVENTS", "CLAIM_EVENTS_IN_ORDER", "COMPLETE_EVENTS"}),
     "subscriber": frozenset({"RECORD_DELIVERY", "ADD_TO_TOTALS"}),
-    "monitor": frozenset({"MEASURE_OUTBOX"}),
+    "monitor": frozenset({"MEASURE_OUTBOX", "MEASURE_DELIVERIES"}),
     "maintenance": frozenset(
         {
             "PURGE_KEYS",
             "PURGE_EVENTS",
             "PURGE_PROCESSED_EVENTS",
+            "PURGE_DELIVERIES",
+            "PURGE_ENDPOINTS",
             "START_RECONCILIATION",
             "RECONCILE_CHARGES",
             "FORGET_ANNOUNCED_CHARGES",
@@ -127,7 +149,15 @@ def test_every_statement_is_some_functions() -> None:
 # What a function does not send, and could with the grants that it has.
 READS_OUTBOX = frozenset({"MEASURE_OUTBOX", "LIST_EVENTS", "COUNT_EVENTS"})
 ALSO: Mapping[str, frozenset[str]] = {
-    "charges": frozenset({"FIND_STARTED_KEYS"}),
+    "charges": frozenset({"FIND_STARTED_KEYS", "HAS_ROOM_FOR_ENDPOINT"}),
+    # What it changes of an endpoint and its deliveries the dispatcher changes, too; each has columns of its own beside.
+    "endpoints": frozenset(
+        {"ENQUEUE_DELIVERIES", "MEASURE_DELIVERIES", "JUDGE_ENDPOINTS", "READ_STORED_RESPONSE", "FIND_STARTED_KEYS"}
+    ),
+    "webhooks": frozenset(
+        {"MEASURE_DELIVERIES", "LIST_ENDPOINTS", "DISABLE_ENDPOINT", "ENABLE_ENDPOINT"}
+        | {"RESEND_DELIVERY", "RESEND_DELIVERIES"}
+    ),
     "relay": READS_OUTBOX,
     "monitor": READS_OUTBOX,
     "operations": READS_OUTBOX | RUNS["relay"],
@@ -203,6 +233,20 @@ def test_the_api_cannot_change_a_published_row(sign_in: SignIn) -> None:
     ):
         with pytest.raises(InsufficientPrivilege):
             charges.execute(attempt.encode())
+
+
+def test_nobody_can_send_anothers_events_elsewhere(sign_in: SignIn) -> None:
+    """An endpoint's URL and owner are written once; what is sent is written by the charge."""
+    for function in roles.ROLES:
+        connection = sign_in(function)
+        for attempt in (
+            "UPDATE webhook_endpoints SET url = 'https://elsewhere.test/'",
+            "UPDATE webhook_endpoints SET principal = 'mallory'",
+            "UPDATE outbox_deliveries SET payload = '{}'",
+            "UPDATE outbox_deliveries SET endpoint_id = event_id",
+        ):
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute(attempt.encode())
 
 
 @pytest.mark.parametrize("function", roles.ROLES)

@@ -1,5 +1,6 @@
 """Every statement, as a file and against the real schema."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,8 @@ import pytest
 
 from charging import operations, sql
 from charging.charges import Charge
+from charging.deliveries import ClaimedDelivery, Judgement
+from charging.endpoints import Delivery, Endpoint
 from charging.idempotency import ClaimRow, StoredResponse
 from charging.maintenance import ChargeWithoutOutbox, Slice, StartedKey
 from charging.outbox import ClaimedEvent, Measurement
@@ -32,16 +35,20 @@ SELECTION = {
     "until": datetime(2026, 1, 31, tzinfo=UTC),
 }
 ACTION = {"action_id": UUID(int=4), "operator": "ann", "reason": "as agreed", "selection": "{}", "ids": [UUID(int=3)]}
+RESPONSE = {
+    "fingerprint": "v1:00",
+    "retention_hours": 24,
+    "response_status": 201,
+    "response_headers": '{"Location":"/charges/1"}',
+    "response_body": "{}",
+}
+OWNED = {"endpoint_id": UUID(int=4), "principal": "alice"}
 
 # Whatever a statement is given, typed as its caller gives it.
 PARAMETERS: Mapping[str, Mapping[str, object]] = {
     "CREATE_CHARGE": {
         **CALLER,
-        "fingerprint": "v1:00",
-        "retention_hours": 24,
-        "response_status": 201,
-        "response_headers": '{"Location":"/charges/1"}',
-        "response_body": "{}",
+        **RESPONSE,
         "charge_id": UUID(int=2),
         "amount_cents": 4900,
         "currency": "USD",
@@ -71,10 +78,73 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
     "REDRIVE_EVENTS": {**ACTION, "state": "parked", "per_second": 50},
     "PARK_EVENTS": {**ACTION, "lease_seconds": 30},
     "RECORD_DELIVERY": {"consumer": "charge_totals", "event_id": UUID(int=3)},
+    "ENQUEUE_DELIVERIES": {
+        "principal": "alice",
+        "event_id": UUID(int=3),
+        "event_type": "ChargeCreated",
+        "aggregate_id": UUID(int=2),
+        "sequence": 1,
+        "payload": "{}",
+    },
+    "CLAIM_DELIVERIES": {
+        "after": UUID(int=0),
+        "limit": 64,
+        "share": 8,
+        "busy_endpoints": [UUID(int=4)],
+        "busy_deliveries": [1],
+        "lease_seconds": 60,
+    },
+    "CLAIM_PROBES": {"limit": 16, "lease_seconds": 60},
+    "COMPLETE_DELIVERIES": {
+        "endpoint_ids": [UUID(int=4)],
+        "event_ids": [UUID(int=3)],
+        "attempts": [1],
+        "outcomes": ["REFUSED"],
+        "delays": [30.0],
+        "durations": [12],
+        "statuses": [None],
+        "errors": ["timed_out"],
+        "excerpts": [None],
+    },
+    "JUDGE_ENDPOINTS": {
+        "endpoint_ids": [UUID(int=4)],
+        "answered": [False],
+        "failures": [1],
+        "pauses": [None],
+        "gone": [False],
+    },
+    "ABANDON_DELIVERIES": {"limit": 1000},
+    "MEASURE_DELIVERIES": {},
+    "CREATE_ENDPOINT": {
+        **CALLER,
+        **RESPONSE,
+        "endpoint_id": UUID(int=4),
+        "url": "https://receiver.test/",
+        "event_types": ["ChargeCreated"],
+        "limit": 10,
+    },
+    "HAS_ROOM_FOR_ENDPOINT": {**CALLER, "limit": 10},
+    "LIST_ENDPOINTS": {"principal": "alice", "endpoint_id": None},
+    "ROTATE_SECRET": {**OWNED, "secret_version": 1, "overlap_hours": 24},
+    "DISABLE_ENDPOINT": OWNED,
+    "ENABLE_ENDPOINT": OWNED,
+    "DELETE_ENDPOINT": OWNED,
+    "ENQUEUE_SAMPLE": {**OWNED, "event_id": UUID(int=3), "event_type": "WebhookTest", "event": "{}"},
+    "LIST_DELIVERIES": {"endpoint_id": UUID(int=4), "before": None, "limit": 20},
+    "RESEND_DELIVERY": {"endpoint_id": UUID(int=4), "event_id": UUID(int=3)},
+    "RESEND_DELIVERIES": {
+        "endpoint_id": UUID(int=4),
+        "from_id": UUID(int=0),
+        "since": datetime(2026, 1, 1, tzinfo=UTC),
+        "statuses": ["SENT"],
+        "limit": 5000,
+    },
     "ADD_TO_TOTALS": {"principal": "alice", "currency": "USD", "day": "2026-01-31", "amount_cents": 4900},
     "PURGE_KEYS": {"limit": 1000},
     "PURGE_EVENTS": {"limit": 1000, "retention_days": 14},
     "PURGE_PROCESSED_EVENTS": {"limit": 1000, "retention_days": 60},
+    "PURGE_DELIVERIES": {"limit": 1000, "retention_days": 14},
+    "PURGE_ENDPOINTS": {"limit": 1000, "retention_days": 14},
     "START_RECONCILIATION": BOUNDS,
     "RECONCILE_CHARGES": BOUNDS,
     "FORGET_ANNOUNCED_CHARGES": {"limit": 1000},
@@ -98,6 +168,12 @@ ROW_TYPES: Mapping[str, type[Any]] = {
     "RECONCILE_CHARGES": Slice,
     "FIND_CHARGES_WITHOUT_OUTBOX": ChargeWithoutOutbox,
     "FIND_STARTED_KEYS": StartedKey,
+    "CLAIM_DELIVERIES": ClaimedDelivery,
+    "CLAIM_PROBES": ClaimedDelivery,
+    "JUDGE_ENDPOINTS": Judgement,
+    "CREATE_ENDPOINT": ClaimRow,
+    "LIST_ENDPOINTS": Endpoint,
+    "LIST_DELIVERIES": Delivery,
 }
 
 
@@ -133,3 +209,22 @@ def test_a_stored_response_is_read_in_the_order_of_its_fields(connect: Connect) 
     """Its columns carry a prefix, so it is built by position."""
     expected = [f"response_{field.name}" for field in fields(StoredResponse)]
     assert columns(connect(), "READ_STORED_RESPONSE") == expected
+
+
+def test_a_charge_of_a_caller_without_webhooks_asks_the_index_once(connect: Connect) -> None:
+    """With ten thousand endpoints of others: they are looked up by the caller, and never read through."""
+    operator = connect()
+    operator.execute(
+        """
+        INSERT INTO webhook_endpoints (id, principal, url, event_types)
+        SELECT gen_random_uuid(), 'merchant ' || n, 'https://receiver.test/', ARRAY['ChargeCreated']
+        FROM generate_series(1, 10000) AS n
+        """
+    )
+    operator.execute("ANALYZE webhook_endpoints")
+    [explained] = operator.execute(
+        b"EXPLAIN (FORMAT JSON) " + sql.CREATE_CHARGE, PARAMETERS["CREATE_CHARGE"]
+    ).fetchall()
+    plan = json.dumps(explained[0])
+    assert '"Index Name": "webhook_endpoints_of_principal"' in plan
+    assert '"Node Type": "Seq Scan"' not in plan

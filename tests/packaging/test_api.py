@@ -1,9 +1,11 @@
 """The API as the template has it: who gets in, what is logged, and that the function is called by its alias."""
 
+import re
 from typing import Any
 
 import pytest
 
+from local import openapi
 from tests.packaging.artifacts import FUNCTIONS, TEMPLATE
 
 RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
@@ -45,12 +47,21 @@ def test_no_function_is_reached_past_the_api() -> None:
 
 
 def test_the_api_calls_the_version_that_is_live() -> None:
-    """The unpublished version is what a deployment is about to try."""
+    """The unpublished version of charges is what a deployment is about to try. Endpoints have no other."""
     assert RESOURCES["ApiInvocation"]["Properties"]["FunctionName"] == {"Ref": "ChargesFunction.Alias"}
     assert FUNCTIONS["ChargesFunction"]["AutoPublishAlias"] == "live"
-    for operation in OPERATIONS.values():
+    for (_, path), operation in OPERATIONS.items():
         uri = operation["x-amazon-apigateway-integration"]["uri"]["Fn::Sub"]
-        assert uri.endswith("/functions/${ChargesFunction.Arn}:live/invocations")
+        called = "EndpointsFunction.Arn}" if path.startswith("/webhook-endpoints") else "ChargesFunction.Arn}:live"
+        assert uri.endswith(f"/functions/${{{called}/invocations")
+
+
+def test_the_api_has_the_operations_that_are_documented() -> None:
+    """No more and no fewer, and each with the parameters of its path."""
+    documented = {(method, path) for path, operations in openapi.document()["paths"].items() for method in operations}
+    assert {*OPERATIONS} == documented
+    for (_, path), operation in OPERATIONS.items():
+        assert [parameter["name"] for parameter in operation.get("parameters", [])] == re.findall(r"{(\w+)}", path)
 
 
 @pytest.mark.parametrize(

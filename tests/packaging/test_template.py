@@ -7,8 +7,9 @@ import re
 import pytest
 
 from charging.maintenance import RESERVE_SECONDS
-from charging.settings import REDELIVERY_DAYS, Settings
-from tests.packaging.artifacts import FUNCTIONS, TEMPLATE
+from charging.settings import LOOPBACK, REDELIVERY_DAYS, Settings
+from charging.webhooks import SWEEP_SECONDS
+from tests.packaging.artifacts import FUNCTIONS, ROOT, TEMPLATE
 
 # https://docs.aws.amazon.com/apigateway/latest/developerguide/limits.html: a REST API's integration timeout.
 API_GATEWAY_SECONDS = 29
@@ -83,6 +84,31 @@ def test_a_seen_event_is_remembered_for_longer_than_it_can_come_again() -> None:
     assert 2 * max(queues) <= REDELIVERY_DAYS * 24 * 3600
 
 
+def test_dispatcher_ends_by_its_budget() -> None:
+    """The longest budget leaves time for what is under way at its end; and the default leaves no gap between runs."""
+    budget = TEMPLATE["Parameters"]["WebhooksBudgetSeconds"]
+    assert budget["MaxValue"] + SWEEP_SECONDS <= timeout("WebhooksFunction")
+    assert budget["Default"] >= 60
+
+
+def test_endpoints_end_before_the_gateway_gives_up() -> None:
+    """Also when the master key has to be read first."""
+    assert timeout("EndpointsFunction") < API_GATEWAY_SECONDS
+
+
+def test_no_deployment_lets_webhooks_go_to_its_own_machine() -> None:
+    """The variable that allows it stands nowhere in the template."""
+    assert LOOPBACK not in (ROOT / "template.yaml").read_text()
+
+
+def test_the_master_key_is_kept_and_is_for_those_who_sign_or_show() -> None:
+    """Without it no receiver could verify anything, so it outlives its stack; the charge never sees it."""
+    key = TEMPLATE["Resources"]["WebhookMasterKey"]
+    assert key["DeletionPolicy"] == key["UpdateReplacePolicy"] == "Retain"
+    users = {name for name, properties in FUNCTIONS.items() if "WebhookMasterKey" in str(properties)}
+    assert users == {"EndpointsFunction", "WebhooksFunction"}
+
+
 def test_batch_is_not_seen_twice_while_it_is_worked_on() -> None:
     """A message stays invisible for as long as Lambda may take to get it through a throttled function."""
     queue = TEMPLATE["Resources"]["SubscriberQueue"]["Properties"]
@@ -124,7 +150,10 @@ def test_operators_alone_invoke_operations() -> None:
     permissions = [
         one["Properties"] for one in TEMPLATE["Resources"].values() if one["Type"] == "AWS::Lambda::Permission"
     ]
-    assert [permission["FunctionName"] for permission in permissions] == [{"Ref": "ChargesFunction.Alias"}]
+    assert [permission["FunctionName"] for permission in permissions] == [
+        {"Ref": "ChargesFunction.Alias"},
+        {"Ref": "EndpointsFunction"},
+    ]
 
 
 def test_operations_may_use_the_database_and_nothing_else() -> None:

@@ -39,8 +39,7 @@ def instance(
     for name, value in {**database_variables(url, function), **(variables or {})}.items():
         monkeypatch.setenv(name, value)
     module = import_module(f"functions.{function}.handler")
-    kept = {name: getattr(module, name) for name in ("settings", "database", "topic") if hasattr(module, name)}
-    kept = {name: value for name, value in kept.items() if hasattr(value, "cache_clear")}
+    kept = {name: value for name, value in vars(module).items() if hasattr(value, "cache_clear")}
     for cached in kept.values():
         cached.cache_clear()
 

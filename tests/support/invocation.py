@@ -42,6 +42,11 @@ RELAY = {
     "RELAY_MAX_ATTEMPTS": "5",
     "RELAY_PARKED_HEAD": "block",
 }
+# And endpoints.
+ENDPOINTS_VARIABLES = {
+    "IDEMPOTENCY_RETENTION_HOURS": "24",
+    "WEBHOOK_MASTER_KEY_ARN": "arn:aws:secretsmanager:eu-central-1:111122223333:secret:WebhookMasterKey-AbCdEf",
+}
 
 # A process that has not ended by then never will.
 PATIENCE_SECONDS = 20.0
@@ -114,7 +119,7 @@ class Instance:
         """Invokes a function that answers HTTP requests."""
         raw = self.invoke(event, seconds=seconds, context=context)
         json.dumps(raw, allow_nan=False)  # which is how it leaves Lambda
-        lines = raw.get("multiValueHeaders") or {name: [value] for name, value in raw["headers"].items()}
+        lines = raw.get("multiValueHeaders", {name: [value] for name, value in raw.get("headers", {}).items()})
         assert all(len(values) == 1 for values in lines.values())
         return Answer(raw["statusCode"], {name.lower(): values[0] for name, values in lines.items()}, raw["body"], raw)
 

@@ -1,17 +1,17 @@
-"""The charges function as a WSGI application, for tools that speak HTTP."""
+"""Functions as a WSGI application, for tools that speak HTTP."""
 
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-from tests.support.invocation import Instance
+from tests.support.invocation import Answer, Event
 from tests.support.shapes import Request, rest
 
 type Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-def application(instance: Instance, principals: Iterator[str]) -> Application:
+def application(call: Callable[[Event], Answer], principals: Iterator[str]) -> Application:
     """Each request becomes a REST event of the next caller's; the answer goes back as it is."""
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -21,7 +21,7 @@ def application(instance: Instance, principals: Iterator[str]) -> Application:
             if name.startswith("HTTP_") or name == "CONTENT_TYPE"
         ]
         body = environ["wsgi.input"].read()
-        answer = instance.call(
+        answer = call(
             rest(
                 Request(
                     method=environ["REQUEST_METHOD"],

@@ -28,6 +28,7 @@ CONTRACT = {
     "payload_too_large": (413, False),
     "unsupported_media_type": (415, False),
     "idempotency_key_reused": (422, False),
+    "too_many_endpoints": (422, False),
     "temporarily_unavailable": (503, True),
     "outcome_unknown": (503, True),
     "internal_error": (500, True),

@@ -5,13 +5,17 @@ from pydantic import ValidationError
 
 from charging import errors
 from charging.settings import (
+    LOOPBACK,
     REDELIVERY_DAYS,
     ChargesSettings,
     DatabaseSettings,
+    EndpointsSettings,
     MaintenanceSettings,
     MigrateSettings,
     RelaySettings,
     Settings,
+    WebhooksSettings,
+    allows_loopback,
 )
 
 DATABASE = {
@@ -21,6 +25,7 @@ DATABASE = {
     "DATABASE_USER": "charges",
     "DATABASE_PASSWORD": "tops3cret",
 }
+MASTER_KEY_ARN = "arn:aws:secretsmanager:eu-central-1:111122223333:secret:WebhookMasterKey-AbCdEf"
 COMPLETE: dict[type[Settings], dict[str, str]] = {
     DatabaseSettings: DATABASE,
     ChargesSettings: DATABASE | {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"},
@@ -36,6 +41,9 @@ COMPLETE: dict[type[Settings], dict[str, str]] = {
         "RELAY_PARKED_HEAD": "block",
     },
     MaintenanceSettings: DATABASE | {"OUTBOX_RETENTION_DAYS": "14", "PROCESSED_EVENTS_RETENTION_DAYS": "60"},
+    WebhooksSettings: DATABASE
+    | {"WEBHOOK_MASTER_KEY_ARN": MASTER_KEY_ARN, "WEBHOOKS_BUDGET_SECONDS": "60", "WEBHOOKS_POLL_MS": "250"},
+    EndpointsSettings: DATABASE | {"IDEMPOTENCY_RETENTION_HOURS": "24", "WEBHOOK_MASTER_KEY_ARN": MASTER_KEY_ARN},
 }
 KINDS = list(COMPLETE)
 
@@ -148,3 +156,21 @@ def test_an_empty_password_is_a_choice_and_a_missing_one_an_error(monkeypatch: p
     assert empty.password.get_secret_value() == ""
     with pytest.raises(errors.Misconfigured, match="DATABASE_PASSWORD"):
         read(DatabaseSettings, {name: DATABASE[name] for name in DATABASE if name != "DATABASE_PASSWORD"}, monkeypatch)
+
+
+@pytest.mark.parametrize("arn", ["", "key", "arn:aws:sns:eu-central-1:111122223333:secret:key"])
+@pytest.mark.parametrize("kind", [WebhooksSettings, EndpointsSettings])
+def test_a_master_key_is_named_by_its_arn(kind: type[Settings], arn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its region is taken from it."""
+    with pytest.raises(errors.Misconfigured, match="WEBHOOK_MASTER_KEY_ARN"):
+        read(kind, COMPLETE[kind] | {"WEBHOOK_MASTER_KEY_ARN": arn}, monkeypatch)
+
+
+def test_loopback_is_allowed_by_one_word_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by default; nor is the variable one that any function is said to read."""
+    monkeypatch.delenv(LOOPBACK, raising=False)
+    assert not allows_loopback()
+    for value, allows in (("", False), ("1", False), ("true", False), ("allowed", True)):
+        monkeypatch.setenv(LOOPBACK, value)
+        assert allows_loopback() == allows
+    assert all(LOOPBACK not in kind.variables() for kind in KINDS)

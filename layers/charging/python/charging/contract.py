@@ -14,9 +14,9 @@ from charging.errors import Violation
 
 BODY_BYTES = 16 * 1024  # fifty times what a command needs; the bound keeps parsing under a millisecond
 
-_HEX_GROUPS = r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
-ID = re.compile(_HEX_GROUPS)
-_KEY = re.compile(rf'{_HEX_GROUPS}|"{_HEX_GROUPS}"')
+HEX_GROUPS = r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
+ID = re.compile(HEX_GROUPS)
+_KEY = re.compile(rf'{HEX_GROUPS}|"{HEX_GROUPS}"')
 _MEDIA_TYPE = re.compile(r'application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|"utf-8"))?', re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _OPTIONAL_WHITE_SPACE = " \t"  # RFC 9110, OWS; str.strip() alone would take Unicode's too

@@ -8,6 +8,7 @@ ChargingError
 │   ├── UnsupportedMediaType    the body is not declared as JSON
 │   ├── PayloadTooLarge         the body is over its bound
 │   ├── InvalidRequest          the body is no acceptable command; carries every violation
+│   ├── TooManyEndpoints        the caller has as many webhook endpoints as anybody may have
 │   └── NoSuchResource          the path and method name nothing here
 ├── TemporarilyUnavailable      nothing was committed; the same request may be sent again
 ├── OutcomeUnknown              the statement was sent and its outcome could not be learnt
@@ -52,6 +53,10 @@ class UnsupportedMediaType(Refused):
 
 class PayloadTooLarge(Refused):
     """The body is longer than any command needs."""
+
+
+class TooManyEndpoints(Refused):
+    """The caller has as many webhook endpoints as anybody may have."""
 
 
 class NoSuchResource(Refused):

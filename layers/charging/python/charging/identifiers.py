@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import datetime
 from uuid import UUID
 
 
@@ -20,3 +21,8 @@ def time_ordered_uuid() -> UUID:
         | 0b10 << 62
         | random & 0x3FFF_FFFF_FFFF_FFFF
     )
+
+
+def earliest_uuid(at: datetime) -> UUID:
+    """Returns what no `time_ordered_uuid` made at that time or later is below."""
+    return UUID(int=max(0, int(at.timestamp() * 1000)) << 80)

@@ -55,9 +55,10 @@ class Slice:
 class Run:
     """What a run came to.
 
-    `counts` has what was removed, as keys, events, processed_events and reports, and how many charges were checked. The
-    findings are all that are known, from this run or an earlier one, up to 10,000 of each. An unfinished run ran out of
-    time, or met an `error`, the last of which is kept; the next one goes on where it ended.
+    `counts` has what was removed, as keys, events, processed_events, deliveries, endpoints (with what was left of their
+    deliveries) and reports, and how many charges were checked. The findings are all that are known, from this run or an
+    earlier one, up to 10,000 of each. An unfinished run ran out of time, or met an `error`, the last of which is kept;
+    the next one goes on where it ended.
     """
 
     counts: Counter[str]
@@ -95,6 +96,8 @@ def run(
             _remove(database, "keys", sql.PURGE_KEYS, {}),
             _remove(database, "events", sql.PURGE_EVENTS, outbox_retention),
             _remove(database, "processed_events", sql.PURGE_PROCESSED_EVENTS, inbox_retention),
+            _remove(database, "deliveries", sql.PURGE_DELIVERIES, outbox_retention),
+            _remove(database, "endpoints", sql.PURGE_ENDPOINTS, outbox_retention),
         ]
     )
     counts: Counter[str] = Counter()
@@ -122,7 +125,7 @@ def run(
 def _remove(database: Database, kind: str, statement: bytes, parameters: Mapping[str, object]) -> Steps:
     """Removes batch after batch, until one is not full: what comes in meanwhile is for the next run."""
     removed = BATCH
-    while removed == BATCH:
+    while removed >= BATCH:
         [removed] = database.fetch(scalar_row, statement, {**parameters, "limit": BATCH})
         yield Counter({kind: removed})
 

@@ -29,8 +29,8 @@ _UNAVAILABLE = Problem(
     503,
     "temporarily_unavailable",
     "The service cannot answer at the moment",
-    "This request charged nothing; an earlier one with the same key may have. Wait as long as Retry-After says and "
-    "send the same request with the same key again.",
+    "This request did nothing; an earlier one with the same key may have. Wait as long as Retry-After says and send "
+    "the same request with the same key again.",
     retry_same_key=True,
     retry_after=1,
 )
@@ -41,7 +41,7 @@ PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
         "idempotency_key_missing",
         "The Idempotency-Key header is missing",
         "Send an Idempotency-Key header (to look a key up: the parameter idempotencyKey): a UUID that you make once "
-        "for each charge and keep for its retries.",
+        "for each thing that you create and keep for its retries.",
         retry_same_key=False,
     ),
     errors.KeyInvalid: Problem(
@@ -54,7 +54,7 @@ PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
     errors.InvalidRequest: Problem(
         400,
         "invalid_request",
-        "The body is not acceptable",
+        "The request is not acceptable",
         "Correct what `violations` lists; the same key may be sent again with the corrected body.",
         retry_same_key=False,
     ),
@@ -98,7 +98,14 @@ PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
         422,
         "idempotency_key_reused",
         "The key belongs to another command",
-        "This key was used for a different body. Use a new key for a new charge, or send the first body again.",
+        "This key was used for a different body. Use a new key for a new purpose, or send the first body again.",
+        retry_same_key=False,
+    ),
+    errors.TooManyEndpoints: Problem(
+        422,
+        "too_many_endpoints",
+        "The caller has all the webhook endpoints there can be",
+        "Delete one that is not used any more. The same key may be sent again then.",
         retry_same_key=False,
     ),
     errors.TemporarilyUnavailable: _UNAVAILABLE,
@@ -107,8 +114,8 @@ PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
     errors.OutcomeUnknown: Problem(
         503,
         "outcome_unknown",
-        "Whether the charge was made is not known",
-        "The charge was made or not, once at the most. Wait as long as Retry-After says and send the same request "
+        "Whether the request took effect is not known",
+        "It took effect or it did not, once at the most. Wait as long as Retry-After says and send the same request "
         "with the same key again: that is safe, and its answer tells.",
         retry_same_key=True,
         retry_after=2,

@@ -47,6 +47,31 @@ ROLES: Mapping[LiteralString, Role] = {
                 "UPDATE (fingerprint, response_status, response_headers, response_body, created_at, expires_at)",
             ],
             "outbox": ["INSERT (id, event_type, aggregate_id, payload)"],
+            "webhook_endpoints": ["SELECT (id, principal, event_types, deleted_at)"],
+            "outbox_deliveries": ["INSERT (endpoint_id, event_id, event_type, aggregate_id, sequence, payload)"],
+        }
+    ),
+    "endpoints": Role(
+        {
+            "idempotency_keys": [
+                "SELECT",
+                "INSERT (principal, endpoint, key, fingerprint, status, expires_at)",
+                "INSERT (response_status, response_headers, response_body)",
+                "UPDATE (fingerprint, response_status, response_headers, response_body, created_at, expires_at)",
+            ],
+            "webhook_endpoints": [
+                "SELECT",
+                "INSERT (id, principal, url, event_types)",
+                # Not the URL: whoever could change it would have another's events.
+                "UPDATE (secret_version, previous_signs_until, disabled_at, disabled_reason, deleted_at)",
+                "UPDATE (failures_in_a_row, opened_at, resumes_at)",
+            ],
+            "outbox_deliveries": [
+                "SELECT",
+                "INSERT (endpoint_id, event_id, event_type, aggregate_id, sequence, payload)",
+                "UPDATE (status, failures, next_attempt_at, sent_at, failed_at)",
+            ],
+            "delivery_attempts": ["SELECT"],
         }
     ),
     "relay": Role(
@@ -57,13 +82,37 @@ ROLES: Mapping[LiteralString, Role] = {
             ],
         }
     ),
+    "webhooks": Role(
+        {
+            "webhook_endpoints": [
+                "SELECT",
+                "UPDATE (failures_in_a_row, opened_at, resumes_at, disabled_at, disabled_reason)",
+            ],
+            "outbox_deliveries": [
+                "SELECT",
+                "UPDATE (status, attempts, failures, next_attempt_at, last_error, sent_at, failed_at)",
+            ],
+            "delivery_attempts": [
+                "SELECT (endpoint_id, event_id, attempt)",
+                "INSERT (endpoint_id, event_id, attempt, duration_ms, status, error, excerpt)",
+                "DELETE",
+            ],
+        }
+    ),
     "subscriber": Role(
         {
             "processed_events": ["SELECT (consumer, event_id)", "INSERT (consumer, event_id)"],
             "charge_totals": ["SELECT", "INSERT", "UPDATE (charges, amount_cents)"],
         }
     ),
-    "monitor": Role({"outbox": ["SELECT"]}, reads_statistics=True),
+    "monitor": Role(
+        {
+            "outbox": ["SELECT"],
+            "outbox_deliveries": ["SELECT (endpoint_id, event_id, status, next_attempt_at)"],
+            "webhook_endpoints": ["SELECT (id, disabled_at, deleted_at, opened_at, resumes_at)"],
+        },
+        reads_statistics=True,
+    ),
     "maintenance": Role(
         {
             "charges": ["SELECT (id, created_at)"],
@@ -74,6 +123,8 @@ ROLES: Mapping[LiteralString, Role] = {
             ],
             "outbox": ["SELECT (ctid, event_type, aggregate_id, published_at)", "UPDATE (created_at)", "DELETE"],
             "processed_events": ["SELECT (ctid, processed_at)", "UPDATE (processed_at)", "DELETE"],
+            "outbox_deliveries": ["SELECT (ctid, endpoint_id, status, sent_at)", "UPDATE (created_at)", "DELETE"],
+            "webhook_endpoints": ["SELECT (id, deleted_at)", "UPDATE (created_at)", "DELETE"],
             "reconciliation": ["SELECT", "INSERT (checked_until)", "UPDATE (checked_until)"],
             "charges_without_outbox": ["SELECT", "INSERT (charge_id)", "UPDATE (found_at)", "DELETE"],
         }

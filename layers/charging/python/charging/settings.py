@@ -7,6 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, V
 
 from charging import errors
 
+# For `allows_loopback`. In no class of settings, and so in no template.
+LOOPBACK = "LOCAL_WEBHOOKS"
+
+_SECRET_ARN = r"^arn:[a-z-]+:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:.+$"  # noqa: S105 - where one is
+
 
 class Settings(BaseModel):
     """The base of every function's settings: a field's alias is the name of its variable."""
@@ -90,3 +95,26 @@ class MaintenanceSettings(DatabaseSettings):
         if days < others.data.get("outbox_retention_days", 0) + REDELIVERY_DAYS:
             raise ValueError(f"must be at least OUTBOX_RETENTION_DAYS and {REDELIVERY_DAYS} days more")
         return days
+
+
+class WebhooksSettings(DatabaseSettings):
+    """The webhooks function."""
+
+    master_key_arn: str = Field(alias="WEBHOOK_MASTER_KEY_ARN", pattern=_SECRET_ARN)
+    budget_seconds: int = Field(alias="WEBHOOKS_BUDGET_SECONDS", ge=0)
+    poll_ms: int = Field(alias="WEBHOOKS_POLL_MS", ge=10)
+
+
+class EndpointsSettings(DatabaseSettings):
+    """The endpoints function."""
+
+    retention_hours: int = Field(alias="IDEMPOTENCY_RETENTION_HOURS", ge=1)
+    master_key_arn: str = Field(alias="WEBHOOK_MASTER_KEY_ARN", pattern=_SECRET_ARN)
+
+
+def allows_loopback() -> bool:
+    """Tells whether webhooks may go to receivers on this very machine, and over plain http.
+
+    That is for development: the embedded stack gives its functions the variable after it has deployed them.
+    """
+    return os.environ.get(LOOPBACK) == "allowed"

@@ -1,4 +1,5 @@
--- Claims the idempotency key and commits the charge, its event and its stored response, or says why not.
+-- Claims the idempotency key and commits the charge, its event, the event's deliveries and the stored response, or says
+-- why not.
 --
 -- Always returns one row:
 --   created  whether this call made the charge
@@ -9,7 +10,9 @@
 --
 -- Reads idempotency_keys by primary key. A replay stops there: no lock, no row lock, no transaction id, no WAL.
 -- Otherwise takes a transaction-level advisory lock without waiting, so that a twin in flight is told at
--- once, and then the row locks of its own new rows. READ COMMITTED.
+-- once, and then the row locks of its own new rows. The principal's endpoints are looked up by
+-- webhook_endpoints_of_principal and not locked: one that is deleted meanwhile leaves a delivery that the dispatcher gives
+-- up. READ COMMITTED.
 WITH stored AS (
     SELECT status, fingerprint, response_status, response_headers, response_body
     FROM idempotency_keys
@@ -58,14 +61,25 @@ charged AS (
     SELECT %(charge_id)s, %(principal)s, %(amount_cents)s, %(currency)s, %(reference)s
     FROM won
 ),
+event AS MATERIALIZED (
+    SELECT (%(event)s::jsonb || jsonb_build_object(
+        'time', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+    ))::text AS payload
+    FROM won
+),
 announced AS (
     INSERT INTO outbox (id, event_type, aggregate_id, payload)
-    SELECT
-        %(event_id)s, %(event_type)s, %(charge_id)s,
-        (%(event)s::jsonb || jsonb_build_object(
-            'time', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
-        ))::text
-    FROM won
+    SELECT %(event_id)s, %(event_type)s, %(charge_id)s, payload
+    FROM event
+),
+-- The first event of its charge, as in the outbox. Also for a disabled endpoint: its deliveries are held.
+addressed AS (
+    INSERT INTO outbox_deliveries (endpoint_id, event_id, event_type, aggregate_id, sequence, payload)
+    SELECT endpoint.id, %(event_id)s, %(event_type)s, %(charge_id)s, 1, event.payload
+    FROM event
+    JOIN webhook_endpoints AS endpoint ON endpoint.principal = %(principal)s
+    WHERE endpoint.deleted_at IS NULL AND %(event_type)s = ANY (endpoint.event_types)
+    ON CONFLICT DO NOTHING
 )
 SELECT
     EXISTS (SELECT FROM won) AS created,

@@ -1,0 +1,66 @@
+-- Leases due deliveries, a few of each endpoint: charges the attempt and pushes the row past the lease. A row whose
+-- lease has ended is due again by itself. Nothing is taken of an endpoint that is disabled, deleted, paused or open.
+--
+-- Steps from one endpoint with deliveries to be sent to the next, by outbox_deliveries_open, beginning after %(after)s,
+-- and ends at its limit: what it reads does not grow with the number of deliveries, however many wait at one endpoint.
+-- `share` is how many of an endpoint may be with this dispatcher at once, of which it has `busy` already.
+--
+-- Locks the rows that it takes until the statement's own commit, and skips rows that another dispatcher is taking at
+-- this moment. Its limit is met by stopping there, and not by sorting all. The step's own order is that of the whole
+-- index, so that no other one can serve it: by the primary key it would read all that an endpoint was ever sent.
+WITH RECURSIVE waiting (endpoint_id) AS (
+    SELECT %(after)s::uuid
+    UNION ALL
+    SELECT (
+        SELECT delivery.endpoint_id
+        FROM outbox_deliveries AS delivery
+        WHERE delivery.endpoint_id > waiting.endpoint_id AND delivery.status IN ('PENDING', 'CLAIMED', 'RETRY')
+        ORDER BY delivery.endpoint_id, delivery.next_attempt_at, delivery.event_id
+        LIMIT 1
+    )
+    FROM waiting
+    WHERE waiting.endpoint_id IS NOT NULL
+),
+due AS (
+    SELECT
+        delivery.endpoint_id, delivery.event_id,
+        endpoint.url, endpoint.secret_version, endpoint.previous_signs
+    FROM waiting
+    CROSS JOIN LATERAL (
+        SELECT
+            id, url, secret_version,
+            COALESCE(previous_signs_until > now(), false) AS previous_signs,
+            %(share)s::int - COALESCE(
+                (
+                    SELECT busy.deliveries
+                    FROM unnest(%(busy_endpoints)s::uuid[], %(busy_deliveries)s::int[]) AS busy (endpoint_id, deliveries)
+                    WHERE busy.endpoint_id = webhook_endpoints.id
+                ),
+                0
+            ) AS room
+        FROM webhook_endpoints
+        WHERE id = waiting.endpoint_id AND id <> %(after)s
+          AND disabled_at IS NULL AND deleted_at IS NULL
+          AND opened_at IS NULL AND (resumes_at IS NULL OR resumes_at <= now())
+        LIMIT 1 -- looked up by its key for each step, and not joined with all
+    ) AS endpoint
+    CROSS JOIN LATERAL (
+        SELECT outbox_deliveries.endpoint_id, outbox_deliveries.event_id
+        FROM outbox_deliveries
+        WHERE outbox_deliveries.endpoint_id = endpoint.id
+          AND status IN ('PENDING', 'CLAIMED', 'RETRY') AND next_attempt_at <= now()
+        ORDER BY next_attempt_at, outbox_deliveries.event_id
+        LIMIT greatest(endpoint.room, 0)
+        FOR UPDATE SKIP LOCKED
+    ) AS delivery
+    LIMIT %(limit)s
+)
+UPDATE outbox_deliveries
+SET status = 'CLAIMED',
+    attempts = attempts + 1,
+    next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
+FROM due
+WHERE outbox_deliveries.endpoint_id = due.endpoint_id AND outbox_deliveries.event_id = due.event_id
+RETURNING
+    outbox_deliveries.endpoint_id, outbox_deliveries.event_id, payload, attempts, failures,
+    due.url, due.secret_version, due.previous_signs

@@ -1,0 +1,226 @@
+"""The dispatcher: takes due deliveries to their receivers, at least once, and lets no receiver hold up another."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from uuid import UUID
+
+from charging import deliveries, errors, signing, telemetry
+from charging.database import SILENCE_SECONDS, Database
+from charging.deliveries import Attempt, ClaimedDelivery, Transition
+from charging.sender import Failure, Sender
+
+# What a receiver has for its answer, from the look-up of its name to the last byte. It is to take the event in, and to
+# work on it afterwards.
+SEND_SECONDS = 15.0
+# The worst case from a claim to what is written down of it, each statement at the end of the database's patience.
+SWEEP_SECONDS = SEND_SECONDS + 2 * SILENCE_SECONDS
+# A lease outlives that, since one that ends early sends its delivery twice. It is also how long the deliveries of a
+# dispatcher that died have to wait.
+LEASE_SECONDS = 60
+
+# A send is mostly waiting. More would wait for this function's share of a processor, above all for TLS.
+SLOTS = 64
+# An endpoint may have an eighth of what is free: up to eight slots, and fewer as others fill them, down to one. So many
+# slow receivers together still leave slots for the next.
+SHARE = 8
+# Probes mostly run into their deadline. They have a quarter of the slots at the most, and are looked for once a second.
+PROBE_SLOTS = SLOTS // 4
+PROBE_POLL_SECONDS = 1.0
+# Deliveries to deleted endpoints that one statement gives up, in some ten milliseconds.
+ABANDONED_AT_ONCE = 1000
+
+_BEFORE_ALL = UUID(int=0)
+_ERROR_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Some attempts that have ended, and what was written down of them.
+
+    `error` is why that could not be done, and the deliveries are then sent again when their leases have ended; without
+    attempts it is why nothing could be claimed. `abandoned` counts deliveries that were given up because their
+    endpoint is there no more.
+    """
+
+    attempts: Sequence[Attempt] = ()
+    lease_lost: int = 0
+    transitions: Sequence[Transition] = ()
+    abandoned: int = 0
+    error: errors.ChargingError | None = None
+
+
+class Courier:
+    """Makes one attempt: signs the delivery with every secret that is live, and sends it."""
+
+    def __init__(self, sender: Sender, master_key: bytes) -> None:
+        self._sender = sender
+        self._master_key = master_key
+
+    def deliver(self, delivery: ClaimedDelivery) -> Attempt:
+        """Sends the delivery's payload, unchanged, under a fresh timestamp. Never raises for what a receiver does."""
+        body = delivery.payload.encode()
+        versions = [delivery.secret_version, *([delivery.secret_version - 1] if delivery.previous_signs else [])]
+        secrets = [signing.secret(self._master_key, delivery.endpoint_id, version) for version in versions]
+        signed = signing.headers(str(delivery.event_id), int(time.time()), body, secrets)
+        answer = self._sender.send(delivery.url, {"Content-Type": "application/json", **signed}, body)
+        duration_ms = round(answer.duration_seconds * 1000)
+        if isinstance(answer, Failure):
+            return Attempt(delivery, duration_ms, error=f"{answer.reason}: {answer.detail}"[:_ERROR_CHARACTERS])
+        return Attempt(
+            delivery,
+            duration_ms,
+            status=answer.status,
+            excerpt=answer.excerpt or None,
+            retry_after_seconds=answer.retry_after_seconds,
+        )
+
+
+def run(
+    database: Database,
+    deliver: Callable[[ClaimedDelivery], Attempt],
+    *,
+    budget_seconds: float,
+    poll_seconds: float,
+    remaining_seconds: Callable[[], float],
+) -> Iterator[Sweep]:
+    """Sends what is due and then what becomes due, until the budget is used up; a budget of 0 drains and returns.
+
+    Yields what the attempts came to as they end: a slot is filled again at once, so that no delivery waits for the end
+    of another one's. No transaction is open while `deliver` runs, in threads. Claims nothing any more when
+    `remaining_seconds`, the time until the function is ended, could be too short for it, or the database is away; what
+    is under way still ends and is written down. Runs that overlap share the work.
+
+    Raises TemporarilyUnavailable or DatabaseFault at the end where that is what kept it from claiming.
+    """
+    dispatcher = _Dispatcher(database, deliver)
+    end = time.monotonic() + budget_seconds
+    outage: errors.ChargingError | None = None
+    is_abandoning = True
+    is_claiming = remaining_seconds() > SWEEP_SECONDS
+    with dispatcher.threads:
+        while is_claiming or dispatcher.under_way:
+            found = 0
+            if is_claiming:
+                try:
+                    probed = dispatcher.probe()
+                    if probed:
+                        yield Sweep(transitions=[Transition(endpoint_id, "half_opened") for endpoint_id in probed])
+                    found = len(probed) + dispatcher.fill()
+                    if is_abandoning:
+                        abandoned = deliveries.abandon(database, limit=ABANDONED_AT_ONCE)
+                        is_abandoning = abandoned == ABANDONED_AT_ONCE
+                        yield Sweep(abandoned=abandoned)
+                except (errors.ConnectionLost, errors.Contended) as missed:
+                    yield Sweep(error=missed)
+                except errors.ChargingError as failed:
+                    outage = failed
+            ended = dispatcher.wait(poll_seconds if outage is None else None)
+            if ended:
+                yield _completed(database, ended)
+            is_claiming = (
+                outage is None
+                and remaining_seconds() > SWEEP_SECONDS
+                and (time.monotonic() < end or (budget_seconds == 0 and bool(found or ended or dispatcher.under_way)))
+            )
+    if outage is not None:
+        raise outage
+
+
+def _completed(database: Database, attempts: Sequence[Attempt]) -> Sweep:
+    try:
+        completion = deliveries.complete(database, attempts)
+    except errors.ChargingError as failed:
+        return Sweep(attempts, error=failed)
+    return Sweep(attempts, completion.lease_lost, completion.transitions)
+
+
+class _Dispatcher:
+    """The slots of one run, and what is in them."""
+
+    def __init__(self, database: Database, deliver: Callable[[ClaimedDelivery], Attempt]) -> None:
+        self.threads = ThreadPoolExecutor(SLOTS, thread_name_prefix="deliver")
+        self.under_way: dict[Future[Attempt], ClaimedDelivery] = {}
+        self._database = database
+        self._deliver = deliver
+        self._probes: set[UUID] = set()
+        self._next_probes = 0.0
+        self._after = _BEFORE_ALL
+
+    def probe(self) -> list[UUID]:
+        """Claims probes of open endpoints, once a second, and returns the endpoints."""
+        free = min(self._free, PROBE_SLOTS - len(self._probes))
+        if free == 0 or time.monotonic() < self._next_probes:
+            return []
+        self._next_probes = time.monotonic() + PROBE_POLL_SECONDS
+        claimed = deliveries.claim_probes(self._database, limit=free, lease_seconds=LEASE_SECONDS)
+        probed = [delivery.endpoint_id for delivery in claimed]
+        self._probes.update(probed)
+        self._start(claimed)
+        return probed
+
+    def fill(self) -> int:
+        """Claims for the slots that are free, and returns how many were claimed.
+
+        At first one for each endpoint, and then more of those that have more, as long as an endpoint's share allows.
+        """
+        found, share, larger = 0, 0, 1
+        while larger > share:
+            share = larger
+            claimed = self._go_round(share)
+            if claimed == 0 and not any(count >= share for count in self._busy().values()):
+                break  # nothing waits, not even behind a share
+            found += claimed
+            larger = min(2 * share, SHARE, self._free // SHARE)
+        return found
+
+    def wait(self, seconds: float | None) -> list[Attempt]:
+        """Waits for an attempt to end, and returns all that have ended by then; none when the time is up before."""
+        if not self.under_way:
+            time.sleep(seconds or 0)
+            return []
+        ended, _ = wait(self.under_way, seconds, FIRST_COMPLETED)
+        for future in ended:
+            self._probes.discard(self.under_way.pop(future).endpoint_id)
+        return [future.result() for future in ended]
+
+    def _go_round(self, share: int) -> int:
+        """Claims up to a share of each endpoint, going on after the endpoint at which the slots were full before."""
+        found = 0
+        while free := self._free:
+            claimed = deliveries.claim(
+                self._database,
+                after=self._after,
+                limit=free,
+                share=share,
+                busy=self._busy(),
+                lease_seconds=LEASE_SECONDS,
+            )
+            self._start(claimed)
+            found += len(claimed)
+            began, self._after = self._after, _BEFORE_ALL
+            if len(claimed) == free:
+                self._after = max(delivery.endpoint_id for delivery in claimed)
+            elif began == _BEFORE_ALL:
+                break
+        return found
+
+    @property
+    def _free(self) -> int:
+        return SLOTS - len(self.under_way)
+
+    def _busy(self) -> Counter[UUID]:
+        return Counter(delivery.endpoint_id for delivery in self.under_way.values())
+
+    def _attempt(self, delivery: ClaimedDelivery) -> Attempt:
+        try:
+            return self._deliver(delivery)
+        except Exception as fault:  # noqa: BLE001 - a fault of ours in one delivery must not take the others with it
+            telemetry.logger("webhooks").exception("webhook_attempt_crashed", event_id=str(delivery.event_id))
+            return Attempt(delivery, 0, error=f"internal_error: {type(fault).__name__}")
+
+    def _start(self, claimed: Sequence[ClaimedDelivery]) -> None:
+        for delivery in claimed:
+            self.under_way[self.threads.submit(self._attempt, delivery)] = delivery

@@ -1,0 +1,341 @@
+"""The webhooks function: the scheduler's event in, requests at the receivers, figures and transitions in the log."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from unittest import mock
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from charging import errors
+from charging.database import Database
+from charging.idempotency import Created
+from charging.webhooks import LEASE_SECONDS, SWEEP_SECONDS
+from tests.conftest import Connect
+from tests.support import deliveries as table
+from tests.support import deployment, ledger, merchant
+from tests.support.deployment import Invoke
+from tests.support.invocation import ROOT, database_variables, sample
+from tests.support.merchant import Merchants
+from tests.support.wire import Message, Sender, Verdict, Wire
+
+SECONDS = 30.0
+MASTER_KEY = "m" * 32
+VARIABLES = {
+    "WEBHOOK_MASTER_KEY_ARN": "arn:aws:secretsmanager:eu-central-1:111122223333:secret:WebhookMasterKey-AbCdEf",
+    "WEBHOOKS_BUDGET_SECONDS": "0",
+    "WEBHOOKS_POLL_MS": "10",
+    "LOCAL_WEBHOOKS": "allowed",
+}
+NOTHING_CHANGED = dict.fromkeys(
+    [
+        "WebhookPaused", "WebhookOpened", "WebhookHalfOpened", "WebhookReopened", "WebhookClosed", "WebhookDisabled",
+    ],
+    0,
+)  # fmt: skip
+
+# A dispatcher as Lambda runs it, in a process that can be killed.
+DISPATCHER = """
+from unittest import mock
+from functions.webhooks.handler import handler
+from tests.support.invocation import Context, sample
+with mock.patch("charging.vault.read", return_value="m" * 32):
+    handler(sample("webhooks-schedule"), Context(300))
+"""
+
+
+@pytest.fixture
+def merchants() -> Iterator[Merchants]:
+    with merchant.serve() as running:
+        yield running
+
+
+@pytest.fixture
+def dispatcher(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Invoke]:
+    capsys.readouterr()
+    with (
+        mock.patch("charging.vault.read", return_value=MASTER_KEY),
+        deployment.instance("webhooks", database_url, monkeypatch, VARIABLES) as invoke,
+    ):
+        yield invoke
+
+
+def figures(output: str) -> dict[str, float]:
+    """All metrics of a run, of which none has a dimension."""
+    found: dict[str, float] = {}
+    for values, dimensions in deployment.metrics(output):
+        assert dimensions == {}
+        found |= values
+    return found
+
+
+def test_a_charge_arrives_at_its_merchants_receiver(
+    dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
+) -> None:
+    """From the charge's own statement to the receiver: the event that the topic gets too, once for each endpoint."""
+    connection = connect()
+    for path in ("/a", "/b"):
+        table.register(connection, url=merchants.url(path))
+    database = Database(ledger.settings(database_url))
+    assert isinstance(ledger.charge(database, uuid4()), Created)
+    database.close()
+    assert dispatcher(sample("webhooks-schedule"))["SENT"] == 2
+    [payload] = connection.execute("SELECT payload FROM outbox").fetchone() or ()
+    for path in ("/a", "/b"):
+        assert [request.body for request in merchants.received(path)] == [payload.encode()]
+
+
+def test_a_run_counts_what_became_of_its_attempts(
+    dispatcher: Invoke, connect: Connect, merchants: Merchants, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a dimension: an endpoint is nothing bounded."""
+    connection = connect()
+    for path, status in (("/ok", 200), ("/broken", 500), ("/busy", 429), ("/gone", 410)):
+        merchants.behave(path, status)
+        table.write(connection, table.register(connection, url=merchants.url(path)))
+    [last] = [table.register(connection, url=merchants.url("/broken"))]
+    table.write(connection, last)
+    connection.execute("UPDATE outbox_deliveries SET failures = 7 WHERE endpoint_id = %s", [last])
+    dispatcher(sample("webhooks-schedule"))
+    assert figures(capsys.readouterr().out) == {
+        "WebhookDelivered": 1,
+        "WebhookErrors": 4,
+        "WebhookFailed": 1,
+        **NOTHING_CHANGED,
+        "WebhookPaused": 1,
+        "WebhookDisabled": 1,
+    }
+
+
+def test_a_run_without_work_counts_nothing_and_says_so(dispatcher: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
+    """Zeros show that the dispatcher is alive."""
+    dispatcher(sample("webhooks-schedule"))
+    output = capsys.readouterr().out
+    assert figures(output) == {"WebhookDelivered": 0, "WebhookErrors": 0, "WebhookFailed": 0, **NOTHING_CHANGED}
+    [line] = deployment.logs(output)
+    assert (line["level"], line["message"]) == ("INFO", "webhooks_run")
+
+
+def test_every_transition_is_logged_and_counted(
+    dispatcher: Invoke, connect: Connect, merchants: Merchants, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Opened, half-opened, reopened, closed; each names its endpoint, and none its owner, its URL or a secret."""
+    connection = connect()
+    endpoint = table.register(connection, url=merchants.url("/a"))
+    merchants.behave("/a", 500)
+    changes: list[str] = []
+    counted: dict[str, float] = {}
+    for status, passed in ((500, 0), (500, 40), (200, 100)):
+        merchants.behave("/a", status)
+        table.write(connection, endpoint, count=5)
+        table.let_pass(connection, seconds=passed)
+        dispatcher(sample("webhooks-schedule"))
+        output = capsys.readouterr().out
+        for name, value in figures(output).items():
+            counted[name] = counted.get(name, 0) + value
+        lines = [line for line in deployment.logs(output) if line["message"] == "webhook_endpoint_changed"]
+        assert {line["endpoint_id"] for line in lines} == {str(endpoint)}
+        changes += [line["change"] for line in lines]
+        for private in ("alice", "127.0.0.1", "whsec_", MASTER_KEY):
+            assert private not in output
+    assert changes == ["opened", "half_opened", "reopened", "half_opened", "closed"]
+    assert [counted[f"Webhook{name}"] for name in ("Opened", "HalfOpened", "Reopened", "Closed")] == [1, 2, 1, 1]
+
+
+def test_a_delivery_that_is_given_up_is_named(
+    dispatcher: Invoke, connect: Connect, merchants: Merchants, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that an operator who is alarmed finds it, and its endpoint."""
+    connection = connect()
+    endpoint = table.register(connection, url=merchants.url("/a"))
+    [event_id] = table.write(connection, endpoint)
+    connection.execute("UPDATE outbox_deliveries SET failures = 7")
+    merchants.behave("/a", 500)
+    dispatcher(sample("webhooks-schedule"))
+    [line] = [line for line in deployment.logs(capsys.readouterr().out) if line["message"] == "webhook_failed"]
+    assert (line["endpoint_id"], line["event_id"], line["status"]) == (str(endpoint), str(event_id), 500)
+
+
+def test_a_run_without_a_database_fails_once_and_at_once(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One error is logged, with no password in it, and the run is over although its budget is not."""
+    nowhere = psycopg.conninfo.make_conninfo(database_url, port=1)
+    with (
+        mock.patch("charging.vault.read", return_value=MASTER_KEY),
+        deployment.instance("webhooks", nowhere, monkeypatch, VARIABLES | {"WEBHOOKS_BUDGET_SECONDS": "60"}) as invoke,
+        pytest.raises(errors.TemporarilyUnavailable),
+    ):
+        invoke(sample("webhooks-schedule"))
+    output = capsys.readouterr().out
+    [line] = deployment.logs(output)
+    assert (line["level"], line["message"]) == ("ERROR", "webhooks_run_failed")
+    assert database_variables(database_url)["DATABASE_PASSWORD"] not in output
+
+
+def test_without_the_master_key_nothing_is_claimed(
+    database_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No attempt is used up for want of a signature."""
+    connection = connect()
+    endpoint = table.register(connection)
+    table.write(connection, endpoint)
+    with (
+        mock.patch("charging.vault.read", side_effect=errors.TemporarilyUnavailable("no key")),
+        deployment.instance("webhooks", database_url, monkeypatch, VARIABLES) as invoke,
+        pytest.raises(errors.TemporarilyUnavailable),
+    ):
+        invoke(sample("webhooks-schedule"))
+    assert table.row(connection, endpoint).attempts == 0
+
+
+def test_an_invocation_that_is_about_to_end_claims_nothing(dispatcher: Invoke, connect: Connect) -> None:
+    """The time that Lambda says is left decides, before the budget does."""
+    connection = connect()
+    endpoint = table.register(connection)
+    table.write(connection, endpoint)
+    dispatcher(sample("webhooks-schedule"), seconds=SWEEP_SECONDS - 1)
+    assert table.row(connection, endpoint).attempts == 0
+
+
+def test_a_deployed_function_sends_nothing_to_its_own_machine(
+    database_url: str, connect: Connect, merchants: Merchants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the variable that no template has, a loopback URL in the table is refused, not called."""
+    connection = connect()
+    endpoint = table.register(connection, url=merchants.url("/a"))
+    table.write(connection, endpoint)
+    variables = {name: value for name, value in VARIABLES.items() if name != "LOCAL_WEBHOOKS"}
+    with (
+        mock.patch("charging.vault.read", return_value=MASTER_KEY),
+        deployment.instance("webhooks", database_url, monkeypatch, variables) as invoke,
+    ):
+        invoke(sample("webhooks-schedule"))
+    assert merchants.requests == []
+    assert (table.row(connection, endpoint).last_error or "").startswith("url_not_allowed: ")
+
+
+@contextlib.contextmanager
+def running(url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A dispatcher in a process of its own, killed at the end."""
+    environment = {**os.environ, **database_variables(url, "webhooks"), **VARIABLES}
+    with subprocess.Popen([sys.executable, "-c", DISPATCHER], cwd=ROOT, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class TestCrashes:
+    """A dispatcher that is killed loses nothing: when its leases have ended, the next run sends what was not marked."""
+
+    def test_before_it_has_claimed(
+        self, dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
+    ) -> None:
+        """Nothing has happened: the next run sends it at once, and once."""
+        connection = connect()
+        endpoint = table.register(connection, url=merchants.url("/a"))
+        table.write(connection, endpoint)
+        reached, let_go = threading.Event(), threading.Event()
+
+        def hold(message: Message) -> Verdict:
+            if message.sender is Sender.CLIENT and b"waiting" in message.content:
+                reached.set()
+                let_go.wait(SECONDS)
+            return Verdict.PASS
+
+        with Wire(database_url) as wire:
+            wire.judge = hold
+            with running(wire.url):
+                assert reached.wait(SECONDS)
+            wire.cut()
+            let_go.set()
+        dispatcher(sample("webhooks-schedule"))
+        assert len(merchants.received("/a")) == 1
+        assert table.row(connection, endpoint).status == "SENT"
+
+    @pytest.mark.parametrize("moment", ["before the receiver has answered", "before the answer is written down"])
+    def test_between_the_claim_and_the_mark(
+        self, moment: str, dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
+    ) -> None:
+        """The receiver gets it twice, under the same id; the first attempt is held against nothing."""
+        connection = connect()
+        endpoint = table.register(connection, url=merchants.url("/a"))
+        [event_id] = table.write(connection, endpoint)
+        reached, let_go = threading.Event(), threading.Event()
+        if moment == "before the receiver has answered":
+            merchants.behave("/a", held_until=let_go)
+
+        def hold(message: Message) -> Verdict:
+            if message.sender is Sender.CLIENT and b"completed_before" in message.content:
+                reached.set()
+                let_go.wait(SECONDS)
+                return Verdict.CUT
+            return Verdict.PASS
+
+        with Wire(database_url) as wire:
+            wire.judge = hold
+            with running(wire.url):
+                merchants.wait_for("/a")
+                if moment == "before the answer is written down":
+                    assert reached.wait(SECONDS)
+            let_go.set()
+        assert table.row(connection, endpoint).status == "CLAIMED"
+        dispatcher(sample("webhooks-schedule"))
+        assert len(merchants.received("/a")) == 1, "the dead dispatcher's lease has not ended"
+        table.let_pass(connection, seconds=LEASE_SECONDS)
+        dispatcher(sample("webhooks-schedule"))
+        assert [request.headers["webhook-id"] for request in merchants.received("/a")] == [str(event_id)] * 2
+        row = table.row(connection, endpoint)
+        assert (row.status, row.attempts, row.failures) == ("SENT", 2, 0)
+
+    def test_after_the_mark(
+        self, dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
+    ) -> None:
+        """It is sent, and stays so."""
+        connection = connect()
+        endpoint = table.register(connection, url=merchants.url("/a"))
+        table.write(connection, endpoint)
+        reached, let_go = threading.Event(), threading.Event()
+
+        def hold(message: Message) -> Verdict:
+            if message.sender is Sender.SERVER and b"COMMIT" in message.content:
+                reached.set()
+                let_go.wait(SECONDS)
+                return Verdict.CUT
+            return Verdict.PASS
+
+        with Wire(database_url) as wire:
+            wire.judge = hold
+            with running(wire.url):
+                assert reached.wait(SECONDS)
+            let_go.set()
+        assert table.row(connection, endpoint).status == "SENT"
+        table.let_pass(connection, seconds=LEASE_SECONDS)
+        dispatcher(sample("webhooks-schedule"))
+        assert len(merchants.received("/a")) == 1
+
+    def test_a_receiver_that_is_killed_gets_it_again(
+        self, dispatcher: Invoke, connect: Connect, merchants: Merchants
+    ) -> None:
+        """Nobody listens: the delivery waits for its next attempt, and goes when somebody does."""
+        connection = connect()
+        with merchant.serve() as other:
+            url = other.url("/a")
+        endpoint = table.register(connection, url=url)
+        table.write(connection, endpoint)
+        dispatcher(sample("webhooks-schedule"))
+        row = table.row(connection, endpoint)
+        assert (row.status, row.failures) == ("RETRY", 1)
+        assert (row.last_error or "").startswith("connect_failed: ")
+        connection.execute("UPDATE webhook_endpoints SET url = %s", [merchants.url("/a")])
+        table.let_pass(connection, seconds=60)
+        dispatcher(sample("webhooks-schedule"))
+        assert table.row(connection, endpoint).status == "SENT"
