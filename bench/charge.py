@@ -91,6 +91,8 @@ def run(databases: Databases, scale: Scale) -> Report:
             "charge.vs_floor": near.ratio("function", "statement").value,
             "charge.vs_textbook": near.ratio("function", "textbook").value,
             "charge.vs_library": near.ratio("function", "library").value,
+            "charge.floor_vs_textbook": near.ratio("statement", "textbook").value,
+            "charge.floor_vs_library": near.ratio("statement", "library").value,
             "charge.vs_floor_1ms": far.ratio("function", "statement").value,
             "charge.vs_textbook_1ms": far.ratio("function", "textbook").value,
             "charge.vs_library_1ms": far.ratio("function", "library").value,

@@ -11,9 +11,10 @@ type Connection = psycopg.Connection[tuple[Any, ...]]
 # Rows of one statement: enough to be quick, few enough for progress to show.
 _CHUNK = 100_000
 
-# 400 bytes each, with ids in the order of their making.
+# 400 bytes each, with ids in the order of their making; `number` counts them.
 _EVENTS = b"""
     SELECT
+        number,
         id,
         'ChargeCreated' AS event_type,
         aggregate_id,
@@ -23,17 +24,28 @@ _EVENTS = b"""
             'data', json_build_object('chargeId', aggregate_id, 'amountCents', 4900, 'currency', 'USD'),
             'time', now()
         )::text AS payload
-    FROM (SELECT uuidv7() AS id, uuidv7() AS aggregate_id FROM generate_series(1, %(count)s)) AS made
+    FROM (
+        SELECT number, uuidv7() AS id, uuidv7() AS aggregate_id
+        FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS number
+    ) AS made
 """
 
 # What has just been charged.
-CHARGED = b"INSERT INTO outbox (id, event_type, aggregate_id, payload)" + _EVENTS
-# What an outage of an hour has left.
+CHARGED = (
+    b"""
+    INSERT INTO outbox (id, event_type, aggregate_id, payload)
+    SELECT id, event_type, aggregate_id, payload
+    FROM (%b) AS events
+"""
+    % _EVENTS
+)
+# What an outage of an hour has left: due since they were charged, one after the other.
 PILED_UP = (
     b"""
     INSERT INTO outbox (id, event_type, aggregate_id, payload, created_at, next_attempt_at)
-    SELECT events.*, due_since, due_since
-    FROM (%b) AS events, (VALUES (now() - interval '1 hour')) AS outage (due_since)
+    SELECT id, event_type, aggregate_id, payload, charged_at, charged_at
+    FROM (%b) AS events,
+        LATERAL (VALUES (now() - interval '1 hour' * (2 - number::float8 / %%(count)s))) AS outage (charged_at)
 """
     % _EVENTS
 )
@@ -41,7 +53,7 @@ PILED_UP = (
 KEPT = (
     b"""
     INSERT INTO outbox (id, event_type, aggregate_id, payload, created_at, attempts, next_attempt_at, published_at)
-    SELECT events.*, at, 1, at, at
+    SELECT id, event_type, aggregate_id, payload, at, 1, at, at
     FROM (%b) AS events, (VALUES (now() - interval '1 day')) AS history (at)
 """
     % _EVENTS
@@ -50,10 +62,11 @@ KEPT = (
 
 def write(connection: Connection, kind: bytes, count: int) -> None:
     """Writes so many events of a kind."""
-    for written in range(0, count, _CHUNK):
-        connection.execute(kind, {"count": min(_CHUNK, count - written)})
-        if (written + _CHUNK) % (10 * _CHUNK) == 0:
-            reporting.progress(f"{written + _CHUNK:,} of {count:,} events")
+    for first in range(1, count + 1, _CHUNK):
+        last = min(count, first + _CHUNK - 1)
+        connection.execute(kind, {"first": first, "last": last, "count": count})
+        if last % (10 * _CHUNK) == 0:
+            reporting.progress(f"{last:,} of {count:,} events")
 
 
 def lift_limits(connection: Connection) -> None:
