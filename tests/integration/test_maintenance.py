@@ -783,7 +783,7 @@ def grow_old(connection: Connection) -> None:
     # Over eight hours, as they come in.
     connection.execute(
         "INSERT INTO charges (id, principal, amount_cents, currency, created_at)"
-        " SELECT uuidv7(), 'alice', 4900, 'USD', now() - (%(count)s - n) * interval '0.6 s'"
+        " SELECT gen_random_uuid(), 'alice', 4900, 'USD', now() - (%(count)s - n) * interval '0.6 s'"
         " FROM generate_series(1, %(count)s) AS n",
         {"count": HISTORY},
     )

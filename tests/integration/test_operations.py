@@ -222,7 +222,7 @@ class TestSelection:
             """
             INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at, failed_at)
             SELECT
-                uuidv7(), 'ChargeCreated', uuidv7(), '{}',
+                gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}',
                 CASE WHEN n % 100 > 1 THEN now() - n * interval '1 minute' END,
                 CASE WHEN n % 100 = 1 THEN now() - n * interval '1 minute' END
             FROM generate_series(1, 50000) AS n
@@ -254,7 +254,7 @@ class TestSelection:
         connection = connect()
         backlog = """
             INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at, failed_at)
-            SELECT uuidv7(), 'ChargeCreated', uuidv7(), '{}', %s::timestamptz, %s::timestamptz
+            SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', %s::timestamptz, %s::timestamptz
             FROM generate_series(1, 5000)
             """
         connection.execute("DELETE FROM outbox")
@@ -584,7 +584,7 @@ class TestBounds:
         connection.execute(
             """
             INSERT INTO outbox (id, event_type, aggregate_id, payload, failed_at)
-            SELECT uuidv7(), 'ChargeCreated', uuidv7(), '{}', now() FROM generate_series(1, 2500)
+            SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', now() FROM generate_series(1, 2500)
             """
         )
         answer = apply(database, "redrive", type="ChargeCreated", perSecond=1000)
@@ -615,7 +615,8 @@ class TestBounds:
         connection.execute(
             """
             INSERT INTO outbox (id, event_type, aggregate_id, payload, failed_at)
-            SELECT uuidv7(), 'ChargeCreated', uuidv7(), repeat('x', 500), now() FROM generate_series(1, 10000)
+            SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), repeat('x', 500), now()
+            FROM generate_series(1, 10000)
             """
         )
         assert apply(database, "redrive", type="ChargeCreated", limit=10_000)["counts"] == []

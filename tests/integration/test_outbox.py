@@ -141,7 +141,7 @@ class TestClaim:
         connection.execute(
             """
             INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at)
-            SELECT uuidv7(), 'ChargeCreated', uuidv7(), '{}', CASE WHEN n % 51 > 0 THEN now() END
+            SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', CASE WHEN n % 51 > 0 THEN now() END
             FROM generate_series(1, 51000) AS n
             """
         )
@@ -186,7 +186,7 @@ class TestComplete:
             connection.execute(
                 """
                 INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at)
-                SELECT uuidv7(), 'ChargeCreated', uuidv7(), '{}', CASE WHEN %s THEN now() END
+                SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', CASE WHEN %s THEN now() END
                 FROM generate_series(1, 5000)
                 """,
                 [published],

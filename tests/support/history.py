@@ -43,7 +43,7 @@ def events(connection: Connection, count: int, *, published: timedelta) -> list[
         connection,
         """
         INSERT INTO outbox (id, event_type, aggregate_id, payload, created_at, next_attempt_at, attempts, published_at)
-        SELECT uuidv7(), 'ChargeCreated', gen_random_uuid(), '{}', published_at, published_at, 1, published_at
+        SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', published_at, published_at, 1, published_at
         FROM (
             SELECT now() - make_interval(secs => %(published)s) - (number - 1) * interval '1 ms' AS published_at
             FROM generate_series(1, %(count)s) AS number
@@ -76,7 +76,9 @@ def charges(connection: Connection, count: int, *, made: timedelta) -> list[UUID
         connection,
         """
         INSERT INTO charges (id, principal, amount_cents, currency, created_at)
-        SELECT uuidv7(), 'alice', 4900, 'USD', now() - make_interval(secs => %(made)s) - (number - 1) * interval '1 ms'
+        SELECT
+            gen_random_uuid(), 'alice', 4900, 'USD',
+            now() - make_interval(secs => %(made)s) - (number - 1) * interval '1 ms'
         FROM generate_series(1, %(count)s) AS number
         RETURNING id
         """,

@@ -91,8 +91,10 @@ def fill(connection: Connection, *, count: int) -> set[UUID]:
     written = connection.execute(
         """
         INSERT INTO outbox (id, event_type, aggregate_id, payload)
-        SELECT id, 'ChargeCreated', uuidv7(), json_build_object('id', id, 'data', json_build_object('amountCents', n))
-        FROM generate_series(1, %s) AS n, LATERAL (SELECT uuidv7() AS id WHERE n > 0) AS made
+        SELECT
+            id, 'ChargeCreated', gen_random_uuid(),
+            json_build_object('id', id, 'data', json_build_object('amountCents', n))
+        FROM generate_series(1, %s) AS n, LATERAL (SELECT gen_random_uuid() AS id WHERE n > 0) AS made
         RETURNING id
         """,
         [count],
