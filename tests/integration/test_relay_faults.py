@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -25,10 +25,11 @@ from charging import errors, migrations, relay
 from charging.database import Database
 from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS
 from charging.topic import ENTRIES_PER_CALL, Topic
-from local import postgres
+from local import lock, postgres
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
 from tests.support.database import SCHEMA
+from tests.support.ledger import until
 from tests.support.outbox import Clock, Connection
 from tests.support.sns import Answer, Broker, Entry, Refusal
 
@@ -175,6 +176,13 @@ class Server:
             pid = (self._folder / "data" / "postmaster.pid").read_text().split("\n", 1)[0]
             os.kill(int(pid), signal.SIGKILL)
         self._running.close()
+        # What the killed one had started is still there for a moment, and holds the folder.
+        until(self._is_free)
+
+    def _is_free(self) -> bool:
+        with suppress(lock.InUse), lock.held(self._folder / "lock"):
+            return True
+        return False
 
     def start(self) -> None:
         """Takes up the data, on the same port."""
