@@ -64,7 +64,8 @@ CREATE TABLE outbox_deliveries (
     sent_at         timestamptz,
     failed_at       timestamptz,
     CONSTRAINT outbox_deliveries_pkey PRIMARY KEY (endpoint_id, event_id),
-    CONSTRAINT outbox_deliveries_dedupe_key UNIQUE (endpoint_id, aggregate_id, event_type, sequence),
+    -- Not by the endpoint first: it would offer itself, in place of the primary key, for single deliveries of an endpoint.
+    CONSTRAINT outbox_deliveries_dedupe_key UNIQUE (aggregate_id, endpoint_id, event_type, sequence),
     CONSTRAINT outbox_deliveries_status_is_known
         CHECK (status IN ('PENDING', 'CLAIMED', 'RETRY', 'SENT', 'FAILED')),
     CONSTRAINT outbox_deliveries_attempts_is_not_negative CHECK (attempts >= 0),

@@ -181,7 +181,7 @@ ALTER TABLE ONLY operator_actions
     ADD CONSTRAINT operator_actions_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY outbox_deliveries
-    ADD CONSTRAINT outbox_deliveries_dedupe_key UNIQUE (endpoint_id, aggregate_id, event_type, sequence);
+    ADD CONSTRAINT outbox_deliveries_dedupe_key UNIQUE (aggregate_id, endpoint_id, event_type, sequence);
 
 ALTER TABLE ONLY outbox_deliveries
     ADD CONSTRAINT outbox_deliveries_pkey PRIMARY KEY (endpoint_id, event_id);

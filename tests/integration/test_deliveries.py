@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg import sql as composing
 
 from charging import deliveries, errors, maintenance, sql
 from charging.database import Database
@@ -359,6 +360,40 @@ def drain_alone(database: Database) -> list[UUID]:
 
 class TestComplete:
     """What is written down of each result."""
+
+    @pytest.mark.parametrize("plan", ["force_custom_plan", "force_generic_plan"])
+    def test_it_finds_its_rows_by_primary_key_whatever_the_statistics_say(self, plan: str, connect: Connect) -> None:
+        """Statistics from before an outage say that nothing is open, and a completion reads none of what is."""
+        connection = connect()
+        connection.execute(composing.SQL("SET plan_cache_mode = {}").format(composing.Identifier(plan)))
+        write = """
+            INSERT INTO outbox_deliveries
+                (endpoint_id, event_id, event_type, aggregate_id, sequence, payload, status, sent_at)
+            SELECT gen_random_uuid(), gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), 1, '{}', %s,
+                CASE WHEN %s = 'SENT' THEN now() END
+            FROM generate_series(1, 5000)
+        """
+        connection.execute("ALTER TABLE outbox_deliveries SET (autovacuum_enabled = off)")
+        connection.execute(write, ["SENT", "SENT"])
+        connection.execute("ANALYZE outbox_deliveries")
+        connection.execute(write, ["PENDING", "PENDING"])
+        found = explained(
+            connection,
+            sql.COMPLETE_DELIVERIES,
+            {
+                "endpoint_ids": [UUID(int=1)] * 10,
+                "event_ids": [UUID(int=index) for index in range(10)],
+                "attempts": [1] * 10,
+                "outcomes": ["SENT"] * 10,
+                "delays": [0.0] * 10,
+                "durations": [1] * 10,
+                "statuses": [200] * 10,
+                "errors": [None] * 10,
+                "excerpts": [None] * 10,
+            },
+        )
+        assert "outbox_deliveries_pkey" in found
+        assert "outbox_deliveries_open" not in found
 
     def test_a_delivery_that_was_taken_is_sent(self, connect: Connect, database: Database) -> None:
         """It has no error, is not claimed again, and its attempt is kept for its owner."""

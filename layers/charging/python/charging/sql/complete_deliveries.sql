@@ -7,8 +7,10 @@
 --   POSTPONED  the receiver asks to wait, or has gone: due again as soon as its endpoint is, nothing held against it
 --
 -- May be run twice: what the first run completed under this number is not completed again, and is returned as not new.
--- Of a delivery's attempts the last twenty are kept. Finds the rows by primary key and locks them until the
--- transaction's end.
+-- Of a delivery's attempts the last twenty are kept.
+--
+-- Finds the rows by primary key and locks them until the transaction's end. The status is asked for by CASE, since a
+-- plain comparison would offer outbox_deliveries_open as a way to the rows: see complete_events.sql.
 WITH result AS (
     SELECT endpoint_id, event_id, attempt, outcome, delay_seconds, duration_ms, status, error, excerpt
     FROM unnest(
@@ -34,7 +36,7 @@ completed AS (
     WHERE outbox_deliveries.endpoint_id = result.endpoint_id
       AND outbox_deliveries.event_id = result.event_id
       AND outbox_deliveries.attempts = result.attempt
-      AND outbox_deliveries.status = 'CLAIMED'
+      AND CASE outbox_deliveries.status WHEN 'CLAIMED' THEN true END
     RETURNING outbox_deliveries.endpoint_id, outbox_deliveries.event_id
 ),
 noted AS (
