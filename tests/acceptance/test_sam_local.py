@@ -32,7 +32,7 @@ START_SECONDS = 240.0
 STOP_SECONDS = 60.0
 
 EVENTS = sorted((ROOT / "events").glob("*.json"))
-# What the gateway says of its caller is not enough to charge anybody.
+# What the gateway says of their caller is not enough to charge anybody.
 NAMELESS = {"charge-load-balancer", "charge-sam-local"}
 
 
@@ -179,7 +179,7 @@ def test_each_sample_event_is_handled(event: str, served: Served) -> None:
     """Its function takes it as it is, from the built artifact, and fails at nothing."""
     answer = served.invoke(event)
     assert "errorMessage" not in answer
-    if function_of(ROOT / "events" / f"{event}.json") == "ChargesFunction":
+    if "statusCode" in answer:
         # A local caller has a name from the authorizer of this machine alone: no header gives one.
         assert answer["statusCode"] == (401 if event in NAMELESS else 201)
     assert not answer.get("batchItemFailures")
