@@ -5,7 +5,7 @@ server do not meet. The migrations run as the owner of the database, who makes t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
@@ -25,8 +25,6 @@ class Role:
     grants: Grants
     # Whether it sees what the sessions of other roles hold.
     reads_statistics: bool = False
-    # Where they are not everybody's.
-    limits: Mapping[LiteralString, LiteralString] = field(default_factory=dict)
 
 
 # By the function's folder. docs/security.md has it as a table, which a test compares with what the server says.
@@ -191,7 +189,7 @@ def _provide(connection: psycopg.Connection[Any], password: str | None) -> None:
             for privilege in privileges:
                 statement = sql.SQL("GRANT {} ON {} TO {}")
                 connection.execute(statement.format(sql.SQL(privilege), sql.Identifier(table), identifier))
-        for setting, value in {**LIMITS, **role.limits}.items():
+        for setting, value in LIMITS.items():
             statement = sql.SQL("ALTER ROLE {} SET {} = {}")
             connection.execute(statement.format(identifier, sql.Identifier(setting), sql.Literal(value)))
         _let_sign_in(connection, names[function], password)
