@@ -259,7 +259,8 @@ class TestFairness:
         results = drain(database, courier.deliver)
         assert results["SENT"] == 200
         assert results["opened"] == 1
-        assert len(merchants.received("/dead")) <= SHARE
+        # The fifth failure opens the breaker, and whatever was claimed before it was written down is still sent.
+        assert len(merchants.received("/dead")) <= 4 + SHARE
         assert table.state(connection, dead).is_open
 
 
