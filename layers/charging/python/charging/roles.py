@@ -27,6 +27,16 @@ class Role:
     reads_statistics: bool = False
 
 
+# What a statement needs that claims a key and stores its result.
+_CLAIMS: Sequence[LiteralString] = (
+    "SELECT",
+    # Not created_at, which is now.
+    "INSERT (principal, endpoint, key, fingerprint, status, expires_at)",
+    "INSERT (response_status, response_headers, response_body)",
+    # A key that has expired is taken over.
+    "UPDATE (fingerprint, response_status, response_headers, response_body, created_at, expires_at)",
+)
+
 # By the function's folder. docs/security.md has it as a table, which a test compares with what the server says.
 #
 # Columns are named where a column more would be a power that nobody needs: to change what an event says, to make one
@@ -36,14 +46,7 @@ ROLES: Mapping[LiteralString, Role] = {
     "charges": Role(
         {
             "charges": ["SELECT", "INSERT (id, principal, amount_cents, currency, reference)"],
-            "idempotency_keys": [
-                "SELECT",
-                # Not created_at, which is now.
-                "INSERT (principal, endpoint, key, fingerprint, status, expires_at)",
-                "INSERT (response_status, response_headers, response_body)",
-                # A key that has expired is taken over.
-                "UPDATE (fingerprint, response_status, response_headers, response_body, created_at, expires_at)",
-            ],
+            "idempotency_keys": _CLAIMS,
             "outbox": ["INSERT (id, event_type, aggregate_id, payload)"],
             "webhook_endpoints": ["SELECT (id, principal, event_types, deleted_at)"],
             "outbox_deliveries": ["INSERT (endpoint_id, event_id, event_type, aggregate_id, sequence, payload)"],
@@ -51,12 +54,7 @@ ROLES: Mapping[LiteralString, Role] = {
     ),
     "endpoints": Role(
         {
-            "idempotency_keys": [
-                "SELECT",
-                "INSERT (principal, endpoint, key, fingerprint, status, expires_at)",
-                "INSERT (response_status, response_headers, response_body)",
-                "UPDATE (fingerprint, response_status, response_headers, response_body, created_at, expires_at)",
-            ],
+            "idempotency_keys": _CLAIMS,
             "webhook_endpoints": [
                 "SELECT",
                 "INSERT (id, principal, url, event_types)",
