@@ -1,4 +1,4 @@
-"""The functions as Lambda runs them: charges warm and in this process, the relay in one of its own."""
+"""The functions as Lambda runs them: charges warm and in this process, a scheduled one in one of its own."""
 
 import contextlib
 import importlib
@@ -20,6 +20,7 @@ from uuid import UUID
 from bench import broker
 from charging import errors, telemetry
 from charging.database import Database
+from charging.settings import LOOPBACK
 from tests.packaging.artifacts import FUNCTIONS
 from tests.support.invocation import CHARGES, Context, Event, Instance, charge_event, database_variables, sample
 
@@ -28,7 +29,6 @@ type Parameters = Mapping[str, Any]
 # Longer than any call needs: what is measured is not what a lack of time does.
 CONTEXT_SECONDS = 3600.0
 
-_DEPLOYED = FUNCTIONS["RelayFunction"]["Environment"]["Variables"]
 _PROCESSES = multiprocessing.get_context("spawn")
 
 _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process, as standard output is
@@ -66,14 +66,41 @@ class Function:
 
 
 @contextlib.contextmanager
-def relay(url: str, address: str, *, budget_seconds: int = 0) -> Iterator["Relay"]:
+def relay(url: str, address: str, *, budget_seconds: int = 0) -> Iterator["Scheduled"]:
     """Runs the relay's function in a process of its own, between a database and a broker."""
+    variables = {
+        "TOPIC_ARN": broker.TOPIC_ARN,
+        "RELAY_BUDGET_SECONDS": str(budget_seconds),
+        "RELAY_PARKED_HEAD": "block",
+    }
+    with _scheduled("relay", url, broker.variables(address) | variables, budget_seconds) as relay:
+        yield relay
+
+
+@contextlib.contextmanager
+def webhooks(url: str, address: str, authorities: Path) -> Iterator["Scheduled"]:
+    """Runs the dispatcher's function in a process of its own, with the master key from a broker, and with authorities
+    that it takes for the world's. A run sends what is due and ends."""
+    variables = {
+        "WEBHOOK_MASTER_KEY_ARN": broker.MASTER_KEY_ARN,
+        "WEBHOOKS_BUDGET_SECONDS": "0",
+        LOOPBACK: "allowed",
+        # Of Python's TLS, and of boto3's.
+        "SSL_CERT_FILE": str(authorities),
+        "AWS_CA_BUNDLE": str(authorities),
+    }
+    with _scheduled("webhooks", url, broker.variables(address) | variables, 0) as dispatcher:
+        yield dispatcher
+
+
+@contextlib.contextmanager
+def _scheduled(name: str, url: str, variables: Mapping[str, str], budget_seconds: int) -> Iterator["Scheduled"]:
     here, there = _PROCESSES.Pipe()
-    process = _PROCESSES.Process(target=_run_relay, args=(url, address, budget_seconds, there), daemon=True)
+    process = _PROCESSES.Process(target=_run, args=(name, url, variables, budget_seconds, there), daemon=True)
     process.start()
     there.close()
     try:
-        yield Relay(here)
+        yield Scheduled(here)
     finally:
         process.terminate()
         process.join()
@@ -82,15 +109,17 @@ def relay(url: str, address: str, *, budget_seconds: int = 0) -> Iterator["Relay
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of the relay came to."""
+    """What one run came to: what the function returned, when it began in Unix seconds, how long it took, and the most
+    memory that its process had."""
 
-    published: int
+    summary: Mapping[str, Any]
+    begun: float
     seconds: float
     peak_bytes: int
 
 
-class Relay:
-    """A relay that does nothing until it is told. The first run also imports, connects and makes the client."""
+class Scheduled:
+    """A function that does nothing until it is told. The first run also imports, connects and makes its clients."""
 
     def __init__(self, process: Connection) -> None:
         self._process = process
@@ -101,32 +130,27 @@ class Relay:
         self._process.send(None)
 
     def run(self) -> Run:
-        """Drains the outbox."""
+        """Does what is due, and returns when that is done."""
         self.begin()
         run: Run = self._process.recv()
         return run
 
 
-def _run_relay(url: str, address: str, budget_seconds: int, caller: Connection) -> None:
-    os.environ |= broker.variables(address) | database_variables(url)
-    os.environ |= {name: value for name, value in _DEPLOYED.items() if isinstance(value, str)}
-    os.environ |= {
-        "TOPIC_ARN": broker.TOPIC_ARN,
-        "RELAY_BUDGET_SECONDS": str(budget_seconds),
-        "RELAY_PARKED_HEAD": "block",
-    }
+def _run(name: str, url: str, variables: Mapping[str, str], budget_seconds: int, caller: Connection) -> None:
+    deployed = FUNCTIONS[f"{name.capitalize()}Function"]["Environment"]["Variables"]
+    os.environ |= {variable: value for variable, value in deployed.items() if isinstance(value, str)}
+    os.environ |= database_variables(url, name) | dict(variables)
     sys.stdout = _NOWHERE
     # Only here, where it is to run: it loads the SDK.
-    handler = importlib.import_module("functions.relay.handler").handler
+    handler = importlib.import_module(f"functions.{name}.handler").handler
     caller.send(os.getpid())
-    # The pipe ends when the process that wants the relay is dead.
+    # The pipe ends when the process that wants the function is dead.
     with contextlib.suppress(EOFError):
         while True:
             caller.recv()
-            begun = time.perf_counter()
-            summary = handler(sample("relay-schedule"), Context(budget_seconds + CONTEXT_SECONDS))
-            elapsed = time.perf_counter() - begun
-            caller.send(Run(summary["results"].get("PUBLISHED", 0), elapsed, _peak_bytes()))
+            begun = time.time()
+            summary = handler(sample(f"{name}-schedule"), Context(budget_seconds + CONTEXT_SECONDS))
+            caller.send(Run(summary, begun, time.time() - begun, _peak_bytes()))
 
 
 def _peak_bytes() -> int:

@@ -3,7 +3,7 @@
 The parameters are the ones that the charge's own statement takes, and the tables are the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -91,3 +91,33 @@ def relay_by_the_textbook(connection: Connection, topic: "SNSClient", arn: str, 
             topic.publish(TopicArn=arn, Message=payload, MessageAttributes=attributes)
             connection.execute(_MARK_EVENT, {"id": event_id})
     return len(events)
+
+
+_FIND_DELIVERIES = b"""
+    SELECT endpoint_id, event_id, payload
+    FROM outbox_deliveries
+    WHERE status = 'PENDING' AND next_attempt_at <= now()
+    ORDER BY next_attempt_at
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+"""
+_MARK_DELIVERY = b"""
+    UPDATE outbox_deliveries
+    SET status = 'SENT', sent_at = now()
+    WHERE endpoint_id = %(endpoint_id)s AND event_id = %(event_id)s
+"""
+
+
+def deliver_by_the_textbook(connection: Connection, post: Callable[[bytes], bool], *, limit: int) -> int:
+    """Sends as many deliveries one after the other, each marked in a statement of its own, all in one transaction.
+
+    Returns how many arrived.
+    """
+    sent = 0
+    with connection.transaction():
+        deliveries = connection.execute(_FIND_DELIVERIES, {"limit": limit}).fetchall()
+        for endpoint_id, event_id, payload in deliveries:
+            if post(payload.encode()):
+                connection.execute(_MARK_DELIVERY, {"endpoint_id": endpoint_id, "event_id": event_id})
+                sent += 1
+    return sent

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from bench import backlog, charge, latency, relay, reporting
+from bench import backlog, charge, latency, relay, reporting, webhooks
 from bench.reporting import Report
 from tests.support.database import Databases
 
@@ -15,10 +15,17 @@ SMALLEST = {
     relay: relay.Scale(latencies_ms=(0, 10), drained=20, calls=1, rounds=1, due=20),
     backlog: backlog.Scale(due=200, published=200, under_snapshot=(100,), sweeps=1),
     latency: latency.Scale(idle_seconds=0.1, events=2),
+    webhooks: webhooks.Scale(latencies_ms=(0, 50), sent=20, one_by_one=1, rounds=1, due=20),
 }
 
 # What others read from latest.json, beside what has a target.
-FIGURES = {charge: set(), relay: {"relay.rows_per_s_0ms"}, backlog: set(), latency: set()}
+FIGURES = {
+    charge: set(),
+    relay: {"relay.rows_per_s_0ms"},
+    backlog: set(),
+    latency: set(),
+    webhooks: {f"webhooks.{name}_{ms}ms" for name in ("per_s", "one_per_s", "vs_textbook") for ms in (0, 50)},
+}
 
 
 @pytest.mark.parametrize("benchmark", SMALLEST, ids=lambda module: module.__name__)
