@@ -145,7 +145,7 @@ def run(databases: Databases, scale: Scale) -> Report:
                     for latency in scale.latencies_ms
                     for name, endpoints in ENDPOINTS.items()
                 ],
-                f"At one endpoint {SHARE} are under way at the most: it gets so many in the time that its receiver takes.",
+                f"At one endpoint at most {SHARE} are under way, and that many arrive in the time that it takes.",
             ),
             Table(
                 f"One run over {scale.due:,} due deliveries",
