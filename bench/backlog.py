@@ -14,6 +14,7 @@ import psycopg
 from psycopg import IsolationLevel
 
 from bench import events, measuring, reporting
+from bench.plotting import Plot
 from bench.reporting import Report, Table
 from charging import outbox, sql
 from charging.database import Database
@@ -181,6 +182,7 @@ class Phases:
     scale: Scale
     empty: Outbox
     rows: list[list[str]] = field(default_factory=list)
+    ratios: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def measure(self, phase: str, **subjects: Outbox) -> dict[str, float]:
         """Lets the outboxes take turns with the empty one, and returns the worse of each one's two p95 ratios."""
@@ -201,6 +203,7 @@ class Phases:
                     cells.append("" if name == "empty" else reporting.times(ratio))
                 worse[name] = max(worse.get(name, 0.0), ratios[-1])
             self.rows.append(cells)
+        self.ratios[phase] = worse
         return worse
 
 
@@ -283,4 +286,5 @@ def _measure(phases: Phases, due: Outbox, published: Outbox) -> Report:
                 ],
             ),
         ],
+        {"ratios": Plot("Claims and completions to those of an empty outbox, the worse p95", phases.ratios, " x")},
     )

@@ -23,6 +23,7 @@ from psycopg.rows import tuple_row
 from bench import delay, measuring, reporting, rivals
 from bench.function import Function, Parameters, invocation, silence
 from bench.measuring import Spread
+from bench.plotting import Plot
 from bench.reporting import Report, Table
 from local.postgres import binary
 from tests.support.database import Databases
@@ -126,6 +127,21 @@ def run(databases: Databases, scale: Scale) -> Report:
                 ],
             ),
         ],
+        {
+            "rates": Plot(
+                "New charges on one connection",
+                {"near": near.rates(), f"{DELAY_SECONDS * 1000:.0f} ms away": far.rates()},
+                "/s",
+            ),
+            "processes": Plot(
+                "New charges of several processes",
+                {
+                    f"{processes} processes": {"function": ours, "pgbench": theirs}
+                    for processes, (ours, theirs, _) in scaling.items()
+                },
+                "/s",
+            ),
+        },
     )
 
 
@@ -138,6 +154,10 @@ class _Comparison:
     def ratio(self, name: str, other: str) -> Spread:
         """How many times as many calls the one makes as the other."""
         return measuring.ratio(self.rounds[other], self.rounds[name])
+
+    def rates(self) -> dict[str, float]:
+        """Calls a second, by the way to charge."""
+        return {name: 1 / measuring.percentile(seconds, 0.5) for name, seconds in self.rounds.items()}
 
     def table(self, title: str) -> Table:
         return Table(

@@ -17,6 +17,7 @@ from botocore.config import Config
 
 from bench import broker, events, function, measuring, reporting, rivals
 from bench.measuring import Spread
+from bench.plotting import Plot
 from bench.reporting import Report, Table
 from charging.topic import CALLS_IN_FLIGHT, ENTRIES_PER_CALL
 from tests.support.database import Databases
@@ -122,6 +123,19 @@ def run(databases: Databases, scale: Scale) -> Report:
                 [[f"{drained.seconds:.1f} s", f"{peak:.0f} MB"]],
             ),
         ],
+        {
+            "rates": Plot(
+                "Events to SNS",
+                {
+                    f"SNS takes {latency} ms": {
+                        name: measuring.percentile(rates.rounds[name, latency], 0.5)
+                        for name in ("relay", "textbook", "one thread", "ten threads")
+                    }
+                    for latency in scale.latencies_ms
+                },
+                "/s",
+            )
+        },
     )
 
 

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from bench import plotting
 from bench.measuring import Spread
+from bench.plotting import Plot
 
 _begun = time.monotonic()
 
@@ -51,12 +53,13 @@ def machine() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark's outcome. A figure that is None could not be measured on this machine."""
+    """A benchmark's outcome. A figure that is None could not be measured on this machine. Plots have short names."""
 
     benchmark: str
     figures: Mapping[str, float | None]
     targets: Mapping[str, Target]
     tables: Sequence[Table]
+    plots: Mapping[str, Plot] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=machine)
 
 
@@ -109,10 +112,12 @@ def _verdicts(report: Report) -> Table:
 
 
 def write(report: Report, folder: Path) -> None:
-    """Keeps the report in the folder, and its figures in latest.json beside those of other benchmarks."""
+    """Keeps the report and its plots in the folder, and its figures in latest.json beside those of other benchmarks."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"finished_at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(report)}
     (folder / f"{report.benchmark}.json").write_text(json.dumps(content, indent=2) + "\n")
+    for name, plot in report.plots.items():
+        (folder / f"{report.benchmark}-{name}.svg").write_text(plotting.svg(plot))
     latest = folder / "latest.json"
     known = json.loads(latest.read_text()) if latest.exists() else {}
     # A figure that this benchmark had under a name which it no longer gives would never be renewed.

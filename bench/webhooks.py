@@ -15,6 +15,7 @@ import trustme
 
 from bench import broker, events, function, measuring, reporting, rivals
 from bench.measuring import Spread
+from bench.plotting import Plot
 from bench.reporting import Report, Table
 from charging import signing
 from charging.sender import Answer, Sender
@@ -153,6 +154,23 @@ def run(databases: Databases, scale: Scale) -> Report:
                 [[f"{backlog.seconds:.1f} s", f"{peak:.0f} MB"]],
             ),
         ],
+        {
+            "rates": Plot(
+                f"Webhooks to {ENDPOINTS['many']} endpoints",
+                {
+                    f"receiver takes {latency} ms": {
+                        name: rates.median(subject, latency)
+                        for name, subject in (
+                            ("dispatcher", "many"),
+                            ("textbook", "textbook"),
+                            ("sender alone", "floor of many"),
+                        )
+                    }
+                    for latency in scale.latencies_ms
+                },
+                "/s",
+            )
+        },
     )
 
 

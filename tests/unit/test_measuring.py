@@ -1,12 +1,14 @@
-"""Benchmarks: what a percentile and a ratio are, who has which turn, and what is kept of a report."""
+"""Benchmarks: what a percentile and a ratio are, who has which turn, what is kept of a report, and how it is drawn."""
 
 import itertools
 import json
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
-from bench import measuring, reporting
+from bench import measuring, plotting, reporting
+from bench.plotting import Plot
 from bench.reporting import Report
 
 
@@ -49,3 +51,16 @@ def test_a_target_is_met_at_its_bound() -> None:
     assert not reporting.at_least(2).is_met_by(1.99)
     assert reporting.at_most(2).is_met_by(2)
     assert not reporting.at_most(2).is_met_by(2.01)
+
+
+def test_a_plot_is_an_svg_with_a_bar_in_proportion_for_each_value(tmp_path: Path) -> None:
+    """Kept beside the report, and well-formed whatever characters the names have."""
+    plot = Plot("Rates & <more>", {"near": {"ours": 4000.0, "theirs": 1000.0}, "far": {"ours": 1.25}}, "/s")
+    reporting.write(Report("charge", {}, {}, [], {"rates": plot}), tmp_path)
+    drawn = ET.fromstring((tmp_path / "charge-rates.svg").read_text())  # noqa: S314 - our own
+    bars = [bar for bar in drawn.findall("{*}rect") if bar.get("height") == str(plotting.BAR_HEIGHT)]
+    widths = [float(bar.attrib["width"]) for bar in bars]
+    assert widths == pytest.approx([widths[0], widths[0] / 4, 0.1], abs=0.1)
+    assert [bar.get("fill") for bar in bars] == [bars[0].get("fill"), bars[1].get("fill"), bars[0].get("fill")]
+    texts = [text.text for text in drawn.findall("{*}text")]
+    assert {"Rates & <more>", "near", "far", "ours", "theirs", "4,000/s", "1,000/s", "1.25/s"} == set(texts)
