@@ -142,7 +142,6 @@ def _give(database: Database, owner_password: str, password: str, folder: Path) 
         "DATABASE_USER": OWNER,
         "DATABASE_PASSWORD": owner_password,
         "DATABASE_ROLES_PASSWORD": password,
-        "DATABASE_OWNER_SECRET_ARN": "",
     }
     path = folder / VARIABLES
     path.touch(mode=0o600)

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from charging import custom_resource, database, errors, migrations, owner, roles, telemetry
+from charging import custom_resource, database, errors, migrations, roles, telemetry
 from charging.settings import MigrateSettings
 
 RESOURCE = "schema"
@@ -24,8 +24,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 def migrate() -> list[str]:
     """Signs in as the database's owner, applies what is missing, and gives the functions' roles what they need."""
     settings = MigrateSettings.from_environment()
-    password = owner.password(settings.owner_secret_arn) if settings.owner_secret_arn else None
-    with database.connect(settings, password=password) as connection:
+    with database.connect(settings) as connection:
         applied = migrations.migrate(connection, schema())
         roles.provide(connection, password=settings.roles_password.get_secret_value() or None)
     telemetry.logger("migrate").info("migrated", applied=applied)

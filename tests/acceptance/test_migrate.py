@@ -17,7 +17,7 @@ from tests.support.invocation import ROOT, sample
 
 SCHEMA = ROOT / "schema"
 NAMES = sorted(path.name for path in SCHEMA.glob("[0-9]*.sql"))
-OWN = {"DATABASE_OWNER_SECRET_ARN": "", "DATABASE_ROLES_PASSWORD": "secret"}
+OWN = {"DATABASE_ROLES_PASSWORD": "secret"}
 
 
 def test_it_applies_what_is_missing_and_names_it(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,11 +80,11 @@ def listening(certificate: trustme.LeafCert | None) -> Iterator[Listener]:
         listener.close()
 
 
-def connect(port: int, password: str | None = None) -> None:
-    """Tries to, with a token or with the password that RDS keeps. None of these servers lets anybody in."""
+def connect(port: int) -> None:
+    """Tries to, with a token. None of these servers lets anybody in."""
     values = {"DATABASE_HOST": NAME, "DATABASE_PORT": port, "DATABASE_NAME": "charges", "DATABASE_USER": "charges"}
     with pytest.raises(errors.TemporarilyUnavailable):
-        database.connect(DatabaseSettings.model_validate({**values, "DATABASE_PASSWORD": ""}), password=password)
+        database.connect(DatabaseSettings.model_validate({**values, "DATABASE_PASSWORD": ""}))
 
 
 def test_the_right_server_is_spoken_to(authority: trustme.CA) -> None:
@@ -94,11 +94,10 @@ def test_the_right_server_is_spoken_to(authority: trustme.CA) -> None:
     assert any(b"user\0charges" in heard for heard in server.heard)
 
 
-@pytest.mark.parametrize("password", [None, "tops3cret"])
-def test_a_server_from_another_authority_hears_nothing(password: str | None) -> None:
-    """Whoever sits between with a certificate of their own learns neither the secret nor the name."""
+def test_a_server_from_another_authority_hears_nothing() -> None:
+    """Whoever sits between with a certificate of their own learns neither the token nor the name."""
     with listening(trustme.CA().issue_cert(NAME)) as server:
-        connect(server.port, password)
+        connect(server.port)
     assert server.heard == []
 
 

@@ -137,8 +137,10 @@ def test_every_function_has_a_role() -> None:
     for name, folder in folders.items():
         user = FUNCTIONS[name]["Environment"]["Variables"]["DATABASE_USER"]
         assert user == ({"Ref": "DatabaseUser"} if folder == OWNER else {"Fn::Sub": f"${{DatabaseName}}_{folder}"})
-        may_connect = re.findall(r"dbuser:[^']+", str(FUNCTIONS[name]["Policies"]))
-        assert may_connect == ([] if folder == OWNER else [f"dbuser:${{ResourceId}}/${{DatabaseName}}_{folder}"])
+        # To the database, and to a proxy before it.
+        may_connect = {*re.findall(r"dbuser:[^']+", str(FUNCTIONS[name]["Policies"]))}
+        who = "${DatabaseUser}" if folder == OWNER else f"${{DatabaseName}}_{folder}"
+        assert may_connect == {f"dbuser:${{ResourceId}}/{who}"}
 
 
 def test_every_statement_is_some_functions() -> None:
@@ -363,6 +365,21 @@ def test_on_rds_they_sign_in_with_tokens(as_on_rds: Callable[..., str]) -> None:
     assert members(url, "rds_iam") == {"one_owner"}
     provide(url)
     assert members(url, "rds_iam") == everyone | {"one_owner"}
+
+
+def test_who_makes_roles_for_tokens_signs_in_with_tokens(as_on_rds: Callable[..., str], superuser: Connection) -> None:
+    """Making them has made the owner a member of what they are let in by, though it was none and nobody granted it.
+
+    RDS asks members of rds_iam for a token: an owner that came with a password could be refused from then on.
+    """
+    url = as_on_rds("one")
+    provide(url)
+    superuser.execute("CREATE ROLE rds_iam")
+    is_asked = "SELECT pg_has_role('one_owner', 'rds_iam', 'MEMBER')"
+    assert superuser.execute(is_asked).fetchone() == (False,)
+    # RDS lets its master user grant this without having it.
+    superuser.execute("GRANT rds_iam TO one_relay")
+    assert superuser.execute(is_asked).fetchone() == (True,)
 
 
 @pytest.mark.parametrize(

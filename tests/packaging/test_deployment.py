@@ -82,6 +82,24 @@ def test_a_changed_parameter_is_a_new_version() -> None:
     assert needed - described - OF_NO_VERSION <= {"Architecture", "VpcSubnetIds"}
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_proxy_that_comes_locks_nobody_out(name: str) -> None:
+    """The release before signs in to the database itself until the new one has taken over, and after a rollback."""
+    [statement] = [
+        statement
+        for policy in FUNCTIONS[name]["Policies"]
+        if "Fn::If" in policy
+        for statement in policy["Fn::If"][1]["Statement"]
+    ]
+    assert statement["Action"] == "rds-db:connect"
+    itself = statement["Resource"][0] if name != "MigrateFunction" else statement["Resource"]
+    assert "HasProxy" not in json.dumps(itself)
+    rules = RESOURCES["FunctionsGroup"]["Properties"]["SecurityGroupEgress"]
+    condition, to_the_database, _ = rules[0]["Fn::If"]
+    assert (condition, to_the_database["DestinationSecurityGroupId"]) == ("MakesDatabase", {"Ref": "DatabaseGroup"})
+    assert RESOURCES["DatabaseAdmission"]["Properties"]["SourceSecurityGroupId"] == {"Ref": "FunctionsGroup"}
+
+
 def test_a_version_goes_once_the_next_one_has_stayed() -> None:
     """A snapshot is paid for as long as its version is kept."""
     assert CHARGES["VersionDeletionPolicy"] == "Delete"

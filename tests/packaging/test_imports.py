@@ -15,8 +15,8 @@ pytestmark = pytest.mark.xdist_group("artifacts")
 # What costs half a second at a cold start. (botocore's own __init__ is next to nothing, and Powertools looks at it.)
 SLOW = frozenset({"boto3", "botocore.session", "botocore.client", "aws_xray_sdk"})
 
-# The relay calls SNS, the migrations read their owner's secret, and webhooks have a master key.
-CALLING_AWS = frozenset({"RelayFunction", "MigrateFunction", "WebhooksFunction", "EndpointsFunction"})
+# The relay calls SNS, and webhooks have a master key.
+CALLING_AWS = frozenset({"RelayFunction", "WebhooksFunction", "EndpointsFunction"})
 
 IMPORT = """
 import json, sys

@@ -99,7 +99,7 @@ ALLOWING = [statement for statement in STATEMENTS if statement.effect == "Allow"
 def test_there_is_something_to_look_at() -> None:
     """The roles of the functions, with the policies that the template gives them, and those that SAM adds."""
     owners = {statement.owner for statement in STATEMENTS}
-    assert {"RelayFunctionRole.AssumeRolePolicyDocument", "DatabaseOwnerPolicy.PolicyDocument"} <= owners
+    assert {"RelayFunctionRole.AssumeRolePolicyDocument", "S3Endpoint.PolicyDocument"} <= owners
     assert any(owner.startswith("RelayFunctionRole.RelayFunctionRolePolicy") for owner in owners)
 
 

@@ -29,9 +29,7 @@ MASTER_KEY_ARN = "arn:aws:secretsmanager:eu-central-1:111122223333:secret:Webhoo
 COMPLETE: dict[type[Settings], dict[str, str]] = {
     DatabaseSettings: DATABASE,
     ChargesSettings: DATABASE | {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"},
-    MigrateSettings: DATABASE
-    | {"DATABASE_ROLES_PASSWORD": ""}
-    | {"DATABASE_OWNER_SECRET_ARN": "arn:aws:secretsmanager:eu-central-1:111122223333:secret:rds!db-1-abcdef"},
+    MigrateSettings: DATABASE | {"DATABASE_ROLES_PASSWORD": ""},
     RelaySettings: DATABASE
     | {
         "TOPIC_ARN": "arn:aws:sns:eu-central-1:111122223333:charges",

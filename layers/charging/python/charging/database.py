@@ -51,22 +51,22 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, interval, timeout)
 
 
-def connect(settings: DatabaseSettings, *, password: str | None = None) -> _Connection:
+def connect(settings: DatabaseSettings) -> _Connection:
     """Opens a connection in autocommit. Raises TemporarilyUnavailable when there is none within two seconds.
 
-    Without a password in the settings the server is RDS: it gets an IAM token, or the `password` that it keeps itself.
+    Without a password in the settings the server is RDS, and gets an IAM token.
     """
-    own = settings.password.get_secret_value()
+    password = settings.password.get_secret_value()
     try:
         return _Connection.connect(
             host=settings.host,
             port=settings.port,
             dbname=settings.name,
             user=settings.user,
-            password=own or password or iam_token(settings.host, settings.port, settings.user),
-            # Both are secrets: they go to the server that is meant, or nowhere.
-            sslmode="prefer" if own else "verify-full",
-            sslrootcert=None if own else str(roots_for(settings.host)),
+            password=password or iam_token(settings.host, settings.port, settings.user),
+            # A token is a secret: it goes to the server that is meant, or nowhere.
+            sslmode="prefer" if password else "verify-full",
+            sslrootcert=None if password else str(roots_for(settings.host)),
             connect_timeout=CONNECT_SECONDS,
             application_name="charging",
             autocommit=True,

@@ -56,11 +56,10 @@ class ChargesSettings(DatabaseSettings):
 
 
 class MigrateSettings(DatabaseSettings):
-    """The migrate function, which signs in as the database's owner: with the secret named here, where there is one."""
+    """The migrate function, which signs in as the database's owner."""
 
     # What the functions' roles sign in with; empty where they do with IAM tokens.
     roles_password: SecretStr = Field(alias="DATABASE_ROLES_PASSWORD")
-    owner_secret_arn: str = Field(alias="DATABASE_OWNER_SECRET_ARN", pattern=r"^$|^arn:[a-z-]+:secretsmanager:.+$")
 
 
 class RelaySettings(DatabaseSettings):
