@@ -109,7 +109,8 @@ def test_a_new_release_is_tried_on_a_few() -> None:
     """And it is withdrawn by alarms on what callers notice."""
     preference = CHARGES["DeploymentPreference"]
     assert preference["Type"] == "Canary10Percent5Minutes"
-    assert preference["Alarms"]
+    # A version that cannot even start is noticed however few requests there are.
+    assert {"Ref": "FunctionErrorsAlarm"} in preference["Alarms"]
     for alarm in preference["Alarms"]:
         assert RESOURCES[alarm["Ref"]]["Type"] == "AWS::CloudWatch::Alarm"
         # The latest that it can tell is within the five minutes.
