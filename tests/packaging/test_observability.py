@@ -98,6 +98,27 @@ def test_a_saved_query_is_of_this_stacks_logs(name: str) -> None:
         assert RESOURCES[group["Ref"]]["Type"] == "AWS::Logs::LogGroup"
 
 
+# What Logs Insights makes of a line of Lambda's, and what the logger and X-Ray put into each of a function's own.
+DISCOVERED = {"timestamp", "message", "type", "duration", "initDuration", "maxMemoryUsed"}
+OF_EVERY_LINE = {"level", "message", "service", "exception_name", "exception", "xray_trace_id"}
+WORDS = {
+    *("fields", "filter", "sort", "desc", "limit", "stats", "by", "as", "in", "and", "or", "like", "bin"),
+    *("coalesce", "count", "pct", "max", "ispresent"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in RESOURCES.items() if one["Type"] == "AWS::Logs::QueryDefinition"]
+)
+def test_a_saved_query_asks_for_fields_that_lines_have(name: str) -> None:
+    """A misspelt one would be an empty column, and a filter on it an empty answer."""
+    query = re.sub(r"#.*|\"[^\"]*\"|/.+/", "", RESOURCES[name]["Properties"]["QueryString"])
+    assert {*re.findall(r"@(\w+)", query)} <= DISCOVERED
+    named = {*re.findall(r"(?<![@.\w])[a-z]\w*", query)} - WORDS - {*re.findall(r" as (\w+)", query)}
+    for field in named - OF_EVERY_LINE - {"m"}:
+        assert re.search(rf'"{field}"|\b{field}=', SOURCES), field
+
+
 def test_every_functions_errors_are_found() -> None:
     """The first query to run asks all of them."""
     groups = {properties["LoggingConfig"]["LogGroup"]["Ref"] for properties in FUNCTIONS.values()}
