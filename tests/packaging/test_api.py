@@ -64,6 +64,19 @@ def test_the_api_has_the_operations_that_are_documented() -> None:
         assert [parameter["name"] for parameter in operation.get("parameters", [])] == re.findall(r"{(\w+)}", path)
 
 
+def test_no_stage_is_made_before_the_account_lets_it_write_logs() -> None:
+    """API Gateway refuses one otherwise, and whether the role was there first would be chance."""
+    _, settings, _ = API["AccessLogSetting"]["Fn::If"]
+    condition, waits, _ = settings["DestinationArn"]["Fn::If"]
+    assert condition == RESOURCES["ApiAccount"]["Condition"]
+    assert waits == {"Fn::Select": [0, [{"Fn::GetAtt": ["ApiLogs", "Arn"]}, {"Ref": "ApiAccount"}]]}
+
+
+def test_scopes_are_asked_of_tokens_alone() -> None:
+    """A signature has none, and API Gateway would not take the definition."""
+    assert {"Condition": "TakesTokens"} in TEMPLATE["Conditions"]["AsksForScopes"]["Fn::And"]
+
+
 @pytest.mark.parametrize(
     "secret", ["body", "querystring", "requestOverride", "path}", "identity", "authorizer", "header", "$context.path"]
 )

@@ -31,6 +31,12 @@ def test_a_database_keeps_its_secrets(name: str) -> None:
     assert not {"MasterUserPassword", "ManageMasterUserPassword"} & properties.keys()
 
 
+def test_a_disk_has_room_to_grow_into() -> None:
+    """RDS takes no bound for its growth that is less than a tenth above the size."""
+    growth = RESOURCES["DatabaseInstance"]["Properties"]["MaxAllocatedStorage"]
+    assert TEMPLATE["Parameters"]["DatabaseStorageGb"]["MaxValue"] * 1.1 <= growth
+
+
 def test_both_engines_have_the_same_parameters() -> None:
     """TLS or nothing, and no values of a statement in a log, whichever is chosen."""
     instance = RESOURCES["InstanceParameters"]["Properties"]["Parameters"]

@@ -100,6 +100,23 @@ def test_a_proxy_that_comes_locks_nobody_out(name: str) -> None:
     assert RESOURCES["DatabaseAdmission"]["Properties"]["SourceSecurityGroupId"] == {"Ref": "FunctionsGroup"}
 
 
+def test_a_versions_description_is_never_too_long() -> None:
+    """Lambda takes 256 characters, and would refuse the release of whoever has long names."""
+    text, _ = CHARGES["VersionDescription"]["Fn::Sub"]
+
+    def longest(parameter: str) -> int:
+        declared = TEMPLATE["Parameters"][parameter]
+        if "AllowedValues" in declared:
+            return max(len(value) for value in declared["AllowedValues"])
+        if "MaxValue" in declared:
+            return len(str(declared["MaxValue"]))
+        return max(n for n in range(300) if re.fullmatch(declared["AllowedPattern"], "a" * n))
+
+    names = re.findall(r"\$\{(\w+)\}", text)
+    filled = sum(longest("DatabaseHost" if name == "Host" else name) for name in names)
+    assert len(re.sub(r"\$\{\w+\}", "", text)) + filled <= 256
+
+
 def test_a_version_goes_once_the_next_one_has_stayed() -> None:
     """A snapshot is paid for as long as its version is kept."""
     assert CHARGES["VersionDeletionPolicy"] == "Delete"
