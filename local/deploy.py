@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import time
+import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,10 +57,11 @@ def deploy(emulator: Emulator, server: Server, *, relays: bool, parameters: Mapp
     beside those that say where this stack's own parts are. Raises StackError for one that the template does not have,
     and with CloudFormation's reasons where the deployment fails.
     """
-    given = _parameters(server, relays=relays)
+    session = _session()
+    secret = keep_passwords(session, emulator.url, functions=server.functions_password, owner=server.password)
+    given = _parameters(server, secret, relays=relays)
     _check(parameters, taken=given)
     values = {**given, **parameters}
-    session = _session()
     with build.undisturbed():
         template_url = upload(session, emulator.url, values)
     outputs = create_stack(session, emulator.url, STACK, template_url, values)
@@ -127,7 +129,15 @@ def upload(session: boto3.Session, endpoint: str, parameters: Mapping[str, str])
     return f"{endpoint}/{BUCKET}/{TEMPLATE_KEY}"
 
 
-def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
+def keep_passwords(session: boto3.Session, endpoint: str, *, functions: str, owner: str) -> str:
+    """The ARN of a secret with the passwords of the functions' roles and of the database's owner."""
+    secret = json.dumps({"functions": functions, "owner": owner})
+    manager = session.client("secretsmanager", endpoint_url=endpoint)
+    arn: str = manager.create_secret(Name=f"database-{uuid.uuid4()}", SecretString=secret)["ARN"]
+    return arn
+
+
+def _parameters(server: Server, secret_arn: str, *, relays: bool) -> dict[str, str]:
     """What this deployment gives the template's parameters."""
     parameters = {
         "Architecture": build.architecture(),
@@ -139,8 +149,7 @@ def _parameters(server: Server, *, relays: bool) -> dict[str, str]:
         "DatabasePort": str(server.port),
         "DatabaseName": DATABASE,
         "DatabaseUser": OWNER,
-        "DatabasePassword": server.functions_password,
-        "DatabaseOwnerPassword": server.password,
+        "DatabaseSecretArn": secret_arn,
     }
     # What is invoked by hand sends what is there, and ends.
     return parameters if relays else parameters | {"RelayBudgetSeconds": "0", "WebhooksBudgetSeconds": "0"}

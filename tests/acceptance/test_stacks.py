@@ -36,8 +36,9 @@ class Cloud:
             "DatabasePort": str(parts["port"]),
             "DatabaseName": str(parts["dbname"]),
             "DatabaseUser": str(parts["user"]),
-            "DatabasePassword": "of the functions",
-            "DatabaseOwnerPassword": str(parts.get("password") or "trusted"),
+            "DatabaseSecretArn": deploy.keep_passwords(
+                self.session, self.url, functions="of the functions", owner=str(parts.get("password") or "trusted")
+            ),
             # Their schedules would start relays and monitors beside the tests.
             "RelayBudgetSeconds": "0",
         }

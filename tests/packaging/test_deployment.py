@@ -10,8 +10,8 @@ from tests.packaging.artifacts import FUNCTIONS, TEMPLATE
 
 RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
 CHARGES = FUNCTIONS["ChargesFunction"]
-# Of the function and not of a version of it; and a secret, which no description may hold.
-OF_NO_VERSION = {"ReservedConcurrency", "GradualDeployment", "DatabasePassword"}
+# Of the function and not of a version of it; and an address that is too long for a description.
+OF_NO_VERSION = {"ReservedConcurrency", "GradualDeployment", "DatabaseSecretArn"}
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "MigrateFunction"])

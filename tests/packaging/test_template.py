@@ -42,6 +42,13 @@ def test_variables_are_those_that_settings_read(name: str) -> None:
     assert all(isinstance(value, str | dict) for value in given.values())
 
 
+def test_whoever_is_guided_gets_through_by_accepting_what_is_offered() -> None:
+    """Each parameter has a default; none is hidden, for which SAM offers nothing and takes no empty answer."""
+    for name, declared in TEMPLATE["Parameters"].items():
+        assert "Default" in declared, name
+        assert "NoEcho" not in declared, name
+
+
 def test_charge_ends_before_the_gateway_gives_up() -> None:
     """A caller gets the function's own answer, not the gateway's 504."""
     assert timeout("ChargesFunction") < API_GATEWAY_SECONDS
