@@ -654,14 +654,18 @@ class TestBreaker:
         assert len(probe(database)) == 1
 
     def test_a_late_failure_does_not_open_it_anew(self, connect: Connect, database: Database) -> None:
-        """What was under way when it opened is no transition, and what ends well closes it."""
+        """What was under way when it opened is no probe: a failure is no transition and leaves the next probe where it
+        is, and what ends well closes it."""
         connection = connect()
         endpoint = table.register(connection)
         table.write(connection, endpoint, count=8)
         first, second, *others = claim(database)
         assert changes(end(database, *others, status=500)) == ["opened"]
-        assert changes(end(database, first, status=500)) == ["reopened"]
+        table.let_pass(connection, seconds=10)
+        assert changes(end(database, first, status=500)) == []
+        assert table.state(connection, endpoint).resumes_in_seconds == pytest.approx(20, abs=2)
         assert changes(end(database, second)) == ["closed"]
+        assert not table.state(connection, endpoint).is_open
 
     def test_a_delivery_that_fails_for_itself_holds_nobody_up(self, connect: Connect, database: Database) -> None:
         """The one that the receiver chokes on waits for its own time, so the next probe is another's, and closes it."""
@@ -718,6 +722,22 @@ class TestPauses:
         assert changes(end(database, claimed, status=503, retry_after_seconds=500.0)) == ["opened", "paused"]
         resumes = table.state(connection, endpoint).resumes_in_seconds
         assert resumes == pytest.approx(500, abs=5)
+
+    @pytest.mark.parametrize("late", [[503], [500] * 5, [200], [500] * 4 + [200]], ids=str)
+    def test_what_was_under_way_cuts_no_pause_short(
+        self, late: list[int], connect: Connect, database: Database
+    ) -> None:
+        """A receiver that asks for an hour gets it, whatever it has answered to others that it had already: that it is
+        busy for a minute, failures that open the breaker, or even that it has taken one."""
+        connection = connect()
+        endpoint = table.register(connection)
+        table.write(connection, endpoint, count=8)
+        first, *others = claim(database)
+        assert changes(end(database, first, status=429, retry_after_seconds=float(HOURS))) == ["paused"]
+        for delivery, status in zip(others, late, strict=False):
+            end(database, delivery, status=status)
+        assert table.state(connection, endpoint).resumes_in_seconds == pytest.approx(HOURS, abs=5)
+        assert (claim(database), probe(database)) == ([], [])
 
     def test_gone_disables_and_keeps(self, connect: Connect, database: Database) -> None:
         """410: nothing goes there any more, and nothing is lost: enabled again, all of it is sent."""

@@ -112,6 +112,7 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "failures": [1],
         "pauses": [None],
         "gone": [False],
+        "probed": [False],
     },
     "ABANDON_DELIVERIES": {"limit": 1000},
     "MEASURE_DELIVERIES": {},

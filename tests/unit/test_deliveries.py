@@ -22,6 +22,7 @@ def delivery(failures: int = 0) -> ClaimedDelivery:
         url="https://receiver.test/",
         secret_version=1,
         previous_signs=False,
+        is_probe=False,
     )
 
 

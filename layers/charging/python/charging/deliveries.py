@@ -34,7 +34,8 @@ class ClaimedDelivery:
     """A delivery under a lease, and where it goes.
 
     `attempts` is this claim's fencing number; `failures` counts the attempts held against it; `payload` is what is
-    sent, unchanged. The secrets that sign it have the endpoint's version and, with `previous_signs`, the one before.
+    sent, unchanged. The secrets that sign it have the endpoint's version and, with `previous_signs`, the one before. A
+    *probe* is what an open breaker lets through.
     """
 
     endpoint_id: UUID
@@ -45,6 +46,7 @@ class ClaimedDelivery:
     url: str
     secret_version: int
     previous_signs: bool
+    is_probe: bool
 
 
 type Result = Literal["SENT", "REFUSED", "FAILED", "POSTPONED"]
@@ -121,6 +123,7 @@ class Judgement:
     is_open: bool
     was_disabled: bool
     is_disabled: bool
+    was_probed: bool
     pause_seconds: float | None
 
     @property
@@ -129,7 +132,7 @@ class Judgement:
         changes: dict[Change, bool] = {
             "disabled": self.is_disabled and not self.was_disabled,
             "opened": self.is_open and not self.was_open,
-            "reopened": self.is_open and self.was_open,
+            "reopened": self.is_open and self.was_probed,
             "closed": self.was_open and not self.is_open,
             "paused": self.pause_seconds is not None,
         }
@@ -152,12 +155,20 @@ class _Verdict:
     failures: int = 0
     pause_seconds: float | None = None
     gone: bool = False
+    probed: bool = False
 
     def after(self, attempt: Attempt) -> "_Verdict":
+        probed = self.probed or attempt.delivery.is_probe
         if attempt.result == "SENT":
-            return replace(self, answered=True)
+            return replace(self, answered=True, probed=probed)
         pauses = [pause for pause in (self.pause_seconds, attempt.pause_seconds) if pause is not None]
-        return _Verdict(self.answered, self.failures + 1, max(pauses, default=None), self.gone or attempt.is_gone)
+        return replace(
+            self,
+            failures=self.failures + 1,
+            pause_seconds=max(pauses, default=None),
+            gone=self.gone or attempt.is_gone,
+            probed=probed,
+        )
 
 
 def enqueue(
@@ -260,6 +271,7 @@ def _complete(database: Database, attempts: Sequence[Attempt]) -> Completion:
                     "failures": [verdict.failures for verdict in verdicts.values()],
                     "pauses": [verdict.pause_seconds for verdict in verdicts.values()],
                     "gone": [verdict.gone for verdict in verdicts.values()],
+                    "probed": [verdict.probed for verdict in verdicts.values()],
                 },
             )
             .fetchall()

@@ -48,4 +48,4 @@ FROM due
 WHERE outbox_deliveries.endpoint_id = due.endpoint_id AND outbox_deliveries.event_id = due.event_id
 RETURNING
     outbox_deliveries.endpoint_id, outbox_deliveries.event_id, payload, attempts, failures,
-    due.url, due.secret_version, due.previous_signs
+    due.url, due.secret_version, due.previous_signs, true AS is_probe
