@@ -42,6 +42,8 @@ from tests.support.receiver import (
 
 NAME = "receiver.example"
 LOOPBACK: Address = ipaddress.ip_address("127.0.0.1")
+# Where the receivers of the tests listen.
+PORTS = range(443, 65536)
 HEADERS = {"Content-Type": "application/json", "webhook-id": "01a22fc4"}
 BODY = b'{"amountCents":4900, "reference":"caf\xc3\xa9"}'
 
@@ -111,7 +113,11 @@ class Way:
             plain = Sender(deadline_seconds=seconds, allows_loopback=True)
             return plain.send(f"http://127.0.0.1:{receiver.port}/hook?a=b", HEADERS, body)
         secure = Sender(
-            deadline_seconds=seconds, authorities=self.authorities, resolve=lambda _: [LOOPBACK], admits=admits
+            deadline_seconds=seconds,
+            authorities=self.authorities,
+            resolve=lambda _: [LOOPBACK],
+            admits=admits,
+            ports=PORTS,
         )
         return secure.send(f"https://{NAME}:{receiver.port}/hook?a=b", HEADERS, body)
 
@@ -667,7 +673,7 @@ def test_the_receiver_hears_why_its_certificate_is_refused(secure: Way) -> None:
 
 def test_the_system_trusts_no_authority_of_ours(authority: trustme.CA) -> None:
     """Without a file of its own the sender verifies against the system's authorities, and so refuses ours."""
-    default = Sender(deadline_seconds=PATIENCE_SECONDS, resolve=lambda _: [LOOPBACK], admits=admits)
+    default = Sender(deadline_seconds=PATIENCE_SECONDS, resolve=lambda _: [LOOPBACK], admits=admits, ports=PORTS)
     with Receiver(answering(OK), tls=certified(authority.issue_cert(NAME))) as receiver:
         assert reason(default.send(f"https://{NAME}:{receiver.port}/", HEADERS, BODY)) == "tls_failed"
 
@@ -733,7 +739,9 @@ def test_a_name_is_resolved_once_and_its_address_pinned(
         return system(host, *arguments, **named)  # type: ignore[arg-type]  # passed on as they are
 
     resolver = Resolver(["127.0.0.1"], ["127.0.0.2"])
-    pinned = Sender(deadline_seconds=PATIENCE_SECONDS, authorities=authorities, resolve=resolver, admits=admits)
+    pinned = Sender(
+        deadline_seconds=PATIENCE_SECONDS, authorities=authorities, resolve=resolver, admits=admits, ports=PORTS
+    )
     certificate = authority.issue_cert(NAME)
     with (
         Receiver(answering(OK), tls=certified(certificate)) as public,
@@ -766,7 +774,11 @@ def test_a_name_is_resolved_once_and_its_address_pinned(
 def test_one_bad_address_refuses_them_all(authority: trustme.CA, authorities: Path, addresses: list[str]) -> None:
     """Whichever place it has, and however good the others are: there is no connection."""
     mixed = Sender(
-        deadline_seconds=PATIENCE_SECONDS, authorities=authorities, resolve=Resolver(addresses), admits=admits
+        deadline_seconds=PATIENCE_SECONDS,
+        authorities=authorities,
+        resolve=Resolver(addresses),
+        admits=admits,
+        ports=PORTS,
     )
     with Receiver(answering(OK), tls=certified(authority.issue_cert(NAME))) as receiver:
         outcome = mixed.send(f"https://{NAME}:{receiver.port}/", HEADERS, BODY)
@@ -784,6 +796,7 @@ def test_the_next_address_is_tried_when_one_does_not_answer(authority: trustme.C
         authorities=authorities,
         resolve=resolver,
         admits=lambda address: address.is_loopback,
+        ports=PORTS,
     )
     # Half of it goes to the one that is silent.
     hasty = Sender(
@@ -791,6 +804,7 @@ def test_the_next_address_is_tried_when_one_does_not_answer(authority: trustme.C
         authorities=authorities,
         resolve=resolver,
         admits=lambda address: address.is_loopback,
+        ports=PORTS,
     )
     tls = certified(authority.issue_cert(NAME))
     with Receiver(answering(OK), tls=tls) as receiver:
@@ -808,6 +822,7 @@ def test_an_address_that_is_given_twice_is_tried_once(authority: trustme.CA, aut
         authorities=authorities,
         resolve=Resolver([*["127.0.0.2"] * 4, "127.0.0.1"]),
         admits=lambda address: address.is_loopback,
+        ports=PORTS,
     )
     with Receiver(answering(OK), tls=certified(authority.issue_cert(NAME))) as receiver:
         assert answer(often.send(f"https://{NAME}:{receiver.port}/", HEADERS, BODY)).is_success
@@ -820,6 +835,7 @@ def test_a_name_is_no_way_to_scan_a_network(authorities: Path) -> None:
         authorities=authorities,
         resolve=Resolver([f"127.0.{number // 250}.{number % 250 + 1}" for number in range(1000)]),
         admits=lambda address: address.is_loopback,
+        ports=PORTS,
     )
     with Receiver(answering(OK), address="127.0.0.5") as fifth:
         outcome = many.send(f"https://{NAME}:{fifth.port}/", HEADERS, BODY)
@@ -848,7 +864,7 @@ def test_the_systems_resolver_is_asked() -> None:
     with pytest.raises(OSError, match=r".+"):
         system_addresses("no-such-name.invalid")
     with Receiver(answering(OK)) as receiver:
-        default = Sender(deadline_seconds=PATIENCE_SECONDS)
+        default = Sender(deadline_seconds=PATIENCE_SECONDS, ports=PORTS)
         assert reason(default.send(f"https://localhost:{receiver.port}/", HEADERS, BODY)) == "address_not_public"
         assert reason(default.send(f"http://localhost:{receiver.port}/", HEADERS, BODY)) == "url_not_allowed"
         assert receiver.connections == 0
@@ -888,7 +904,9 @@ def test_names_that_are_never_answered_delay_no_other(authority: trustme.CA, aut
         over.wait()
         return []
 
-    busy = Sender(deadline_seconds=PATIENCE_SECONDS, authorities=authorities, resolve=resolve, admits=admits)
+    busy = Sender(
+        deadline_seconds=PATIENCE_SECONDS, authorities=authorities, resolve=resolve, admits=admits, ports=PORTS
+    )
     with (
         Receiver(answering(OK), tls=certified(authority.issue_cert(NAME))) as receiver,
         ThreadPoolExecutor(LOOKUPS) as callers,

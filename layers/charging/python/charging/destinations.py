@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
@@ -13,8 +14,8 @@ type Address = IPv4Address | IPv6Address
 
 # What servers and proxies take for granted that they can hold.
 URL_CHARACTERS = 2048
-# Below it live mail, name and shell servers, which no webhook should be made to knock at. From it on anyone may listen.
-UNPRIVILEGED_PORT = 1024
+# The one port that a webhook may be sent to, and the one that leads out of the stack's network. On others live mail, name
+# and shell servers, databases and consoles, which no webhook should be made to knock at.
 HTTPS_PORT = 443
 
 # The parser would drop tabs and line ends, take a backslash for a slash, and overlook a third one.
@@ -100,12 +101,12 @@ class Destination:
         return host if (self.scheme, self.port) == ("https", HTTPS_PORT) else f"{host}:{self.port}"
 
 
-def destination(url: str, *, allows_loopback: bool = False) -> Destination:
+def destination(url: str, *, allows_loopback: bool = False, ports: Container[int] = (HTTPS_PORT,)) -> Destination:
     """Reads a URL as browsers do (WHATWG), so that every spelling of a host comes out as the same one.
 
     An international name comes out in its ASCII form, and an address that is written in octal, hexadecimal or as one
     number comes out as the address that it is. With `allows_loopback`, for development alone, loopback addresses
-    pass, and plain http to them. Raises UrlNotAllowed, whose message is for the one who gave the URL.
+    pass, on any port and with plain http too. Raises UrlNotAllowed, whose message is for the one who gave the URL.
     """
     if not _PLAIN.fullmatch(url):
         raise errors.UrlNotAllowed("must be an absolute https URL without white space or backslashes")
@@ -120,21 +121,21 @@ def destination(url: str, *, allows_loopback: bool = False) -> Destination:
     host = (parsed.host or "").removeprefix("[").removesuffix("]")
     query = "" if parsed.query is None else f"?{parsed.query}"
     found = Destination(str(parsed), parsed.scheme, host, parsed.port or 0, f"{parsed.path or '/'}{query}")
-    _check_host(found, allows_loopback=allows_loopback)
+    _check_host(found, allows_loopback=allows_loopback, ports=ports)
     if len(found.url) > URL_CHARACTERS:
         raise errors.UrlNotAllowed(f"must have at most {URL_CHARACTERS} characters, percent-encoded")
-    if found.port != HTTPS_PORT and found.port < UNPRIVILEGED_PORT:
-        raise errors.UrlNotAllowed(f"must have port {HTTPS_PORT}, or one from {UNPRIVILEGED_PORT} on")
     return found
 
 
-def _check_host(found: Destination, *, allows_loopback: bool) -> None:
+def _check_host(found: Destination, *, allows_loopback: bool, ports: Container[int]) -> None:
     address = found.address
     is_loopback = found.host == "localhost" if address is None else address.is_loopback
     if is_loopback and allows_loopback:
         return
     if found.scheme != "https":
         raise errors.UrlNotAllowed("must be an https URL")
+    if found.port not in ports:
+        raise errors.UrlNotAllowed(f"must have port {HTTPS_PORT}, which a URL without a port has")
     if address is None and not _NAME.fullmatch(found.host):
         raise errors.UrlNotAllowed("must name a host as DNS can")
     if address is not None and not is_public(address):

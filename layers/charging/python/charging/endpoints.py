@@ -48,7 +48,9 @@ def _a_time(text: str) -> str:
 class EndpointCommand(Command):
     """A new endpoint: its URL and the types of the events that are to be sent there."""
 
-    url: str = Field(max_length=URL_CHARACTERS, description="a text, the URL that events are sent to")
+    url: str = Field(
+        max_length=URL_CHARACTERS, description="a text, the https URL that events are sent to, with port 443"
+    )
     event_types: Annotated[list[Literal["ChargeCreated"]], AfterValidator(_distinct)] = Field(
         alias="eventTypes", min_length=1, max_length=20, description='a list of event types, each once: "ChargeCreated"'
     )

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from typing import Literal, override
 import httpcore2
 
 from charging import errors
-from charging.destinations import Address, Destination, destination, is_public
+from charging.destinations import HTTPS_PORT, Address, Destination, destination, is_public
 
 # What a receiver may say: certificates come to some 5 KB, and a page of HTML in place of an answer still fits. Taken
 # apart, a head of short lines takes twenty times its bytes, and so is held tighter: at what nginx grants a server.
@@ -99,7 +99,7 @@ class Sender:
 
     `allows_loopback` is for development: receivers on this machine, and plain http to them. `authorities` is a file
     of certificates to trust instead of the system's. `resolve` and `admits` say which addresses a name has, and which
-    addresses are good.
+    addresses are good; `ports` are the good ports.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Sender:
         authorities: Path | None = None,
         resolve: Resolve | None = None,
         admits: Rule = is_public,
+        ports: Container[int] = (HTTPS_PORT,),
     ) -> None:
         self._deadline_seconds = deadline_seconds
         self._allows_loopback = allows_loopback
@@ -117,6 +118,7 @@ class Sender:
         self._tls.set_alpn_protocols(["http/1.1"])
         self._resolve = resolve or system_addresses
         self._admits = admits
+        self._ports = ports
         self._lookups = threading.BoundedSemaphore(LOOKUPS)
 
     def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer | Failure:
@@ -129,7 +131,7 @@ class Sender:
         begun = time.monotonic()
         deadline = begun + self._deadline_seconds
         try:
-            target = destination(url, allows_loopback=self._allows_loopback)
+            target = destination(url, allows_loopback=self._allows_loopback, ports=self._ports)
             status, retry_after, excerpt = self._post(target, headers, body, deadline)
         except errors.UrlNotAllowed as refused:
             return Failure("url_not_allowed", str(refused), time.monotonic() - begun)
