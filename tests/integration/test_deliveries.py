@@ -18,7 +18,7 @@ from psycopg import sql as composing
 
 from charging import deliveries, errors, maintenance, sql
 from charging.database import Database
-from charging.deliveries import MAX_FAILURES, Attempt, ClaimedDelivery, Completion
+from charging.deliveries import MAX_FAILURES, SLOW_SECONDS, Attempt, ClaimedDelivery, Completion
 from charging.identifiers import time_ordered_uuid
 from tests.conftest import Connect
 from tests.support import deliveries as table
@@ -40,13 +40,16 @@ def database(database_url: str) -> Iterator[Database]:
 def claim(
     database: Database,
     *,
+    slow: bool = False,
     after: UUID = BEFORE_ALL,
     limit: int = 64,
     share: int = 8,
     busy: Mapping[UUID, int] | None = None,
 ) -> list[ClaimedDelivery]:
     return list(
-        deliveries.claim(database, after=after, limit=limit, share=share, busy=busy or {}, lease_seconds=LEASE_SECONDS)
+        deliveries.claim(
+            database, slow=slow, after=after, limit=limit, share=share, busy=busy or {}, lease_seconds=LEASE_SECONDS
+        )
     )
 
 
@@ -242,6 +245,17 @@ class TestClaim:
         assert seen == endpoints
         assert claim(database, after=after) == []
 
+    def test_slow_endpoints_are_claimed_apart(self, connect: Connect, database: Database) -> None:
+        """Slow is whose last attempt took longer than two seconds; one that was never tried is not."""
+        connection = connect()
+        slow, quick, new = (table.register(connection) for _ in range(3))
+        for endpoint, durations in ((slow, [5, 2001]), (quick, [15_000, 2000]), (new, [])):
+            ids = table.write(connection, endpoint, count=3)
+            for event_id, duration_ms in zip(ids, durations, strict=False):
+                table.settle(connection, event_id, duration_ms=duration_ms)
+        assert {delivery.endpoint_id for delivery in claim(database)} == {quick, new}
+        assert {delivery.endpoint_id for delivery in claim(database, slow=True)} == {slow}
+
     @pytest.mark.parametrize(
         "held",
         [
@@ -332,6 +346,8 @@ class TestClaim:
         table.write(connection, table.register(connection))
         connection.execute("ANALYZE outbox_deliveries")
         parameters = {
+            "slow": False,
+            "slow_seconds": SLOW_SECONDS,
             "after": BEFORE_ALL,
             "limit": 64,
             "share": 8,

@@ -87,6 +87,8 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "payload": "{}",
     },
     "CLAIM_DELIVERIES": {
+        "slow": True,
+        "slow_seconds": 2.0,
         "after": UUID(int=0),
         "limit": 64,
         "share": 8,

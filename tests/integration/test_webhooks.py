@@ -17,7 +17,7 @@ from charging import errors, signing, webhooks
 from charging.database import Database
 from charging.deliveries import MAX_FAILURES, Attempt, ClaimedDelivery
 from charging.sender import Sender
-from charging.webhooks import LEASE_SECONDS, SHARE, SLOTS, SWEEP_SECONDS, Courier, Sweep
+from charging.webhooks import LEASE_SECONDS, SHARE, SLOTS, SLOW_SLOTS, SWEEP_SECONDS, Courier, Sweep
 from tests.conftest import Connect
 from tests.support import deliveries as table
 from tests.support import deployment, merchant
@@ -246,6 +246,49 @@ class TestFairness:
             assert time.monotonic() - begun < 15
             held.set()
             run.result()
+
+    def test_receivers_that_are_known_to_be_slow_leave_the_quick_ones_their_slots(
+        self, connect: Connect, database: Database, merchants: Merchants, courier: Courier
+    ) -> None:
+        """More of them than there are slots of all kinds; the healthy one has its ten at once."""
+        connection = connect()
+        held = threading.Event()
+        merchants.behave("/slow", held_until=held)
+        for _ in range(SLOTS + SLOW_SLOTS + 10):
+            tried, _ = table.write(connection, table.register(connection, url=merchants.url("/slow")), count=2)
+            table.settle(connection, tried, duration_ms=14_000)
+        with Running(database, courier.deliver) as run:
+            merchants.wait_for("/slow", SLOW_SLOTS)
+            begun = time.monotonic()
+            table.write(connection, table.register(connection, url=merchants.url("/healthy")), count=10)
+            merchants.wait_for("/healthy", 10)
+            taken = time.monotonic() - begun
+            assert merchants.most_under_way["/slow"] == SLOW_SLOTS
+            held.set()
+            run.result()
+        assert taken < 5
+        print(f"\nbeside {SLOTS + SLOW_SLOTS + 10} slow receivers the healthy one had its ten after {taken:.2f} s")
+
+    def test_receivers_that_turn_out_to_be_slow_give_the_quick_ones_their_slots(
+        self, connect: Connect, database: Database, merchants: Merchants, courier: Courier
+    ) -> None:
+        """More of them than there are slots for the quick, each with more deliveries than one: none of them gets a second
+        slot for the quick, and the healthy one has its ten in seconds, which is long before any of them answers."""
+        connection = connect()
+        held = threading.Event()
+        merchants.behave("/slow", held_until=held)
+        for _ in range(SLOTS + 10):
+            table.write(connection, table.register(connection, url=merchants.url("/slow")), count=SHARE)
+        with Running(database, courier.deliver) as run:
+            merchants.wait_for("/slow", SLOTS)
+            begun = time.monotonic()
+            table.write(connection, table.register(connection, url=merchants.url("/healthy")), count=10)
+            merchants.wait_for("/healthy", 10)
+            taken = time.monotonic() - begun
+            held.set()
+            run.result()
+        assert taken < 15
+        print(f"\nbeside {SLOTS + 10} receivers that nobody knew to be slow it had them after {taken:.2f} s")
 
     def test_what_waits_for_a_dead_receiver_delays_nobody(
         self, connect: Connect, database: Database, merchants: Merchants, courier: Courier

@@ -63,6 +63,22 @@ def write(connection: Connection, endpoint_id: UUID, *, count: int = 1) -> list[
     return ids
 
 
+def settle(connection: Connection, event_id: UUID, *, duration_ms: int) -> None:
+    """Has a delivery sent already, by an attempt that took so long."""
+    connection.execute(
+        """
+        WITH sent AS (
+            UPDATE outbox_deliveries SET status = 'SENT', sent_at = now(), attempts = 1
+            WHERE event_id = %s
+            RETURNING endpoint_id, event_id
+        )
+        INSERT INTO delivery_attempts (endpoint_id, event_id, attempt, duration_ms, status)
+        SELECT endpoint_id, event_id, 1, %s, 200 FROM sent
+        """,
+        [event_id, duration_ms],
+    )
+
+
 def rows(connection: Connection, endpoint_id: UUID | None = None) -> list[Row]:
     """The deliveries as they are now, of all endpoints or of one, in the order of their events' ids."""
     return (

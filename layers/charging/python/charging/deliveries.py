@@ -21,6 +21,8 @@ MAX_FAILURES = 8
 FIRST_DELAY_SECONDS = 30.0
 DELAY_FACTOR = 4.0
 DELAY_SPREAD = 0.1
+# A receiver that takes longer is slow. One that takes the event in, to work on it later, takes a tenth of it.
+SLOW_SECONDS = 2.0
 # What a receiver is given that asks for time and does not say how much.
 PAUSE_SECONDS = 60.0
 
@@ -203,13 +205,23 @@ def enqueue(
 
 
 def claim(
-    database: Database, *, after: UUID, limit: int, share: int, busy: Mapping[UUID, int], lease_seconds: float
+    database: Database,
+    *,
+    slow: bool,
+    after: UUID,
+    limit: int,
+    share: int,
+    busy: Mapping[UUID, int],
+    lease_seconds: float,
 ) -> Sequence[ClaimedDelivery]:
     """Leases up to `limit` due deliveries of the endpoints beyond `after`, in the order of the endpoints' ids.
 
-    No endpoint gets more than its share, from which what it is `busy` with is taken off. No transaction stays open.
+    Of slow endpoints alone, or of the others. No endpoint gets more than its share, from which what it is `busy` with
+    is taken off. No transaction stays open.
     """
     parameters = {
+        "slow": slow,
+        "slow_seconds": SLOW_SECONDS,
         "after": after,
         "limit": limit,
         "share": share,

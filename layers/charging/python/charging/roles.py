@@ -89,7 +89,7 @@ ROLES: Mapping[LiteralString, Role] = {
                 "UPDATE (status, attempts, failures, next_attempt_at, last_error, sent_at, failed_at)",
             ],
             "delivery_attempts": [
-                "SELECT (endpoint_id, event_id, attempt)",
+                "SELECT (endpoint_id, event_id, attempt, duration_ms)",
                 "INSERT (endpoint_id, event_id, attempt, duration_ms, status, error, excerpt)",
                 "DELETE",
             ],

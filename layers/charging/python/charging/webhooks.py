@@ -9,7 +9,7 @@ from uuid import UUID
 
 from charging import deliveries, errors, signing, telemetry
 from charging.database import SILENCE_SECONDS, Database
-from charging.deliveries import Attempt, ClaimedDelivery, Transition
+from charging.deliveries import SLOW_SECONDS, Attempt, ClaimedDelivery, Transition
 from charging.sender import Failure, Sender
 
 # What a receiver has for its answer, from the look-up of its name to the last byte. It is to take the event in, and to
@@ -21,13 +21,18 @@ SWEEP_SECONDS = SEND_SECONDS + 2 * SILENCE_SECONDS
 # dispatcher that died have to wait.
 LEASE_SECONDS = 60
 
-# A send is mostly waiting. More would wait for this function's share of a processor, above all for TLS.
+# A send is mostly waiting, but for its first moments. More than these at once would wait for this function's share of a
+# processor, above all for TLS.
 SLOTS = 64
+# What only waits, for a receiver that is known to be slow or turns out to be, has as many slots of its own: so many slow
+# receivers leave the quick ones theirs.
+SLOW_SLOTS = 64
 # An endpoint may have an eighth of what is free: up to eight slots, and fewer as others fill them, down to one. So many
 # slow receivers together still leave slots for the next.
 SHARE = 8
-# Probes mostly run into their deadline. They have a quarter of the slots at the most, and are looked for once a second.
-PROBE_SLOTS = SLOTS // 4
+# Probes mostly run into their deadline. They have a quarter of the slow slots at the most, and are looked for once a
+# second.
+PROBE_SLOTS = SLOW_SLOTS // 4
 PROBE_POLL_SECONDS = 1.0
 # Deliveries to deleted endpoints that one statement gives up, in some ten milliseconds.
 ABANDONED_AT_ONCE = 1000
@@ -137,43 +142,60 @@ def _completed(database: Database, attempts: Sequence[Attempt]) -> Sweep:
     return Sweep(attempts, completion.lease_lost, completion.transitions)
 
 
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    delivery: ClaimedDelivery
+    begun: float
+    was_slow: bool
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes longer than a quick receiver does."""
+        return time.monotonic() - self.begun > SLOW_SECONDS
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is in a slow slot: from the beginning, or since it is late."""
+        return self.was_slow or self.is_late
+
+
 class _Dispatcher:
     """The slots of one run, and what is in them."""
 
     def __init__(self, database: Database, deliver: Callable[[ClaimedDelivery], Attempt]) -> None:
-        self.threads = ThreadPoolExecutor(SLOTS, thread_name_prefix="deliver")
-        self.under_way: dict[Future[Attempt], ClaimedDelivery] = {}
+        self.threads = ThreadPoolExecutor(SLOTS + SLOW_SLOTS, thread_name_prefix="deliver")
+        self.under_way: dict[Future[Attempt], _UnderWay] = {}
         self._database = database
         self._deliver = deliver
-        self._probes: set[UUID] = set()
         self._next_probes = 0.0
-        self._after = _BEFORE_ALL
+        self._after = {False: _BEFORE_ALL, True: _BEFORE_ALL}
 
     def probe(self) -> list[UUID]:
         """Claims probes of open endpoints, once a second, and returns the endpoints."""
-        free = min(self._free, PROBE_SLOTS - len(self._probes))
-        if free == 0 or time.monotonic() < self._next_probes:
+        probes = sum(one.delivery.is_probe for one in self.under_way.values())
+        free = min(self._free(slow=True), PROBE_SLOTS - probes)
+        if free <= 0 or time.monotonic() < self._next_probes:
             return []
         self._next_probes = time.monotonic() + PROBE_POLL_SECONDS
         claimed = deliveries.claim_probes(self._database, limit=free, lease_seconds=LEASE_SECONDS)
-        probed = [delivery.endpoint_id for delivery in claimed]
-        self._probes.update(probed)
-        self._start(claimed)
-        return probed
+        self._start(claimed, slow=True)
+        return [delivery.endpoint_id for delivery in claimed]
 
     def fill(self) -> int:
-        """Claims for the slots that are free, and returns how many were claimed.
+        """Claims for the slots that are free, of either kind, and returns how many were claimed."""
+        return self._fill(slow=False) + self._fill(slow=True)
 
-        At first one for each endpoint, and then more of those that have more, as long as an endpoint's share allows.
-        """
+    def _fill(self, *, slow: bool) -> int:
+        """Claims at first one for each endpoint, and then more of those that have more, as long as an endpoint's share
+        allows."""
         found, share, larger = 0, 0, 1
         while larger > share:
             share = larger
-            claimed = self._go_round(share)
+            claimed = self._go_round(share, slow=slow)
             if claimed == 0 and not any(count >= share for count in self._busy().values()):
                 break  # nothing waits, not even behind a share
             found += claimed
-            larger = min(2 * share, SHARE, self._free // SHARE)
+            larger = min(2 * share, SHARE, self._free(slow=slow) // SHARE)
         return found
 
     def wait(self, seconds: float | None) -> list[Attempt]:
@@ -183,36 +205,42 @@ class _Dispatcher:
             return []
         ended, _ = wait(self.under_way, seconds, FIRST_COMPLETED)
         for future in ended:
-            self._probes.discard(self.under_way.pop(future).endpoint_id)
+            del self.under_way[future]
         return [future.result() for future in ended]
 
-    def _go_round(self, share: int) -> int:
+    def _go_round(self, share: int, *, slow: bool) -> int:
         """Claims up to a share of each endpoint, going on after the endpoint at which the slots were full before."""
         found = 0
-        while free := self._free:
+        while (free := self._free(slow=slow)) > 0:
+            busy = self._busy()
+            if not slow:
+                # Nothing more of those that turn out to be slow, until an attempt has ended and says how slow.
+                busy |= {one.delivery.endpoint_id: SHARE for one in self.under_way.values() if one.is_late}
             claimed = deliveries.claim(
                 self._database,
-                after=self._after,
+                slow=slow,
+                after=self._after[slow],
                 limit=free,
                 share=share,
-                busy=self._busy(),
+                busy=busy,
                 lease_seconds=LEASE_SECONDS,
             )
-            self._start(claimed)
+            self._start(claimed, slow=slow)
             found += len(claimed)
-            began, self._after = self._after, _BEFORE_ALL
+            began, self._after[slow] = self._after[slow], _BEFORE_ALL
             if len(claimed) == free:
-                self._after = max(delivery.endpoint_id for delivery in claimed)
+                self._after[slow] = max(delivery.endpoint_id for delivery in claimed)
             elif began == _BEFORE_ALL:
                 break
         return found
 
-    @property
-    def _free(self) -> int:
-        return SLOTS - len(self.under_way)
+    def _free(self, *, slow: bool) -> int:
+        """How many slots of a kind are free. What turned out to be slow may have taken more than there are of those."""
+        taken = sum(one.is_slow == slow for one in self.under_way.values())
+        return min((SLOW_SLOTS if slow else SLOTS) - taken, SLOTS + SLOW_SLOTS - len(self.under_way))
 
     def _busy(self) -> Counter[UUID]:
-        return Counter(delivery.endpoint_id for delivery in self.under_way.values())
+        return Counter(one.delivery.endpoint_id for one in self.under_way.values())
 
     def _attempt(self, delivery: ClaimedDelivery) -> Attempt:
         try:
@@ -221,6 +249,6 @@ class _Dispatcher:
             telemetry.logger("webhooks").exception("webhook_attempt_crashed", event_id=str(delivery.event_id))
             return Attempt(delivery, 0, error=f"internal_error: {type(fault).__name__}")
 
-    def _start(self, claimed: Sequence[ClaimedDelivery]) -> None:
+    def _start(self, claimed: Sequence[ClaimedDelivery], *, slow: bool) -> None:
         for delivery in claimed:
-            self.under_way[self.threads.submit(self._attempt, delivery)] = delivery
+            self.under_way[self.threads.submit(self._attempt, delivery)] = _UnderWay(delivery, time.monotonic(), slow)

@@ -5,6 +5,9 @@
 -- and ends at its limit: what it reads does not grow with the number of deliveries, however many wait at one endpoint.
 -- `share` is how many of an endpoint may be with this dispatcher at once, of which it has `busy` already.
 --
+-- Takes of slow endpoints or of the others, as `slow` says. An endpoint is slow when the last attempt at the youngest event
+-- that was tried there took longer than `slow_seconds`: one row, at the end of the attempts' primary key.
+--
 -- Locks the rows that it takes until the statement's own commit, and skips rows that another dispatcher is taking at
 -- this moment. Its limit is met by stopping there, and not by sorting all. The step's own order is that of the whole
 -- index, so that no other one can serve it: by the primary key it would read all that an endpoint was ever sent.
@@ -42,6 +45,16 @@ due AS (
         WHERE id = waiting.endpoint_id AND id <> %(after)s
           AND disabled_at IS NULL AND deleted_at IS NULL
           AND opened_at IS NULL AND (resumes_at IS NULL OR resumes_at <= now())
+          AND %(slow)s = COALESCE(
+              (
+                  SELECT duration_ms > 1000 * %(slow_seconds)s::float8
+                  FROM delivery_attempts
+                  WHERE endpoint_id = webhook_endpoints.id
+                  ORDER BY event_id DESC, attempt DESC
+                  LIMIT 1
+              ),
+              false
+          )
         LIMIT 1 -- looked up by its key for each step, and not joined with all
     ) AS endpoint
     CROSS JOIN LATERAL (
