@@ -272,8 +272,8 @@ class TestFairness:
     def test_receivers_that_turn_out_to_be_slow_give_the_quick_ones_their_slots(
         self, connect: Connect, database: Database, merchants: Merchants, courier: Courier
     ) -> None:
-        """More of them than there are slots for the quick, each with more deliveries than one: none of them gets a second
-        slot for the quick, and the healthy one has its ten in seconds, which is long before any of them answers."""
+        """More of them than there are quick slots, each with more deliveries than one: none of them gets a second quick
+        slot, and the healthy one has its ten in seconds, which is long before any of them answers."""
         connection = connect()
         held = threading.Event()
         merchants.behave("/slow", held_until=held)

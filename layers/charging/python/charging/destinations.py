@@ -14,8 +14,8 @@ type Address = IPv4Address | IPv6Address
 
 # What servers and proxies take for granted that they can hold.
 URL_CHARACTERS = 2048
-# The one port that a webhook may be sent to, and the one that leads out of the stack's network. On others live mail, name
-# and shell servers, databases and consoles, which no webhook should be made to knock at.
+# The one port that a webhook may be sent to, and the one that leads out of the stack's network. On others live mail,
+# name and shell servers, databases and consoles, which no webhook should be made to knock at.
 HTTPS_PORT = 443
 
 # The parser would drop tabs and line ends, take a backslash for a slash, and overlook a third one.

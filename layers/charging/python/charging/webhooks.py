@@ -24,8 +24,8 @@ LEASE_SECONDS = 60
 # A send is mostly waiting, but for its first moments. More than these at once would wait for this function's share of a
 # processor, above all for TLS.
 SLOTS = 64
-# What only waits, for a receiver that is known to be slow or turns out to be, has as many slots of its own: so many slow
-# receivers leave the quick ones theirs.
+# What only waits, for a receiver that is known to be slow or turns out to be, has as many slots of its own: however
+# many slow receivers there are, they leave the quick ones theirs.
 SLOW_SLOTS = 64
 # An endpoint may have an eighth of what is free: up to eight slots, and fewer as others fill them, down to one. So many
 # slow receivers together still leave slots for the next.
