@@ -86,9 +86,9 @@ schema: $(VENV)/installed ## Regenerate schema/current.sql from the migrations
 openapi: $(VENV)/installed ## Regenerate docs/openapi.json from the code
 	$(BIN)/python -m local openapi
 
-reliability: $(VENV)/installed ## Regenerate the tables in docs/reliability.md by breaking charges and relays (ten minutes)
+reliability: $(VENV)/installed ## Regenerate the tables in docs/reliability.md by breaking charges, relays and dispatchers (fifteen minutes)
 	WRITE_RELIABILITY=1 $(BIN)/python -m pytest --quiet tests/integration/test_charge_crashes.py \
-		tests/integration/test_relay_crashes.py
+		tests/integration/test_relay_crashes.py tests/integration/test_webhook_crashes.py
 
 schema-check: $(VENV)/installed
 	$(BIN)/python -m local schema

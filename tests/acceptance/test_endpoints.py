@@ -321,7 +321,9 @@ class TestState:
         connection = connect()
         table.write(connection, id_of(path), count=3)
         with deployment.database(database_url) as database:
-            claim = partial(deliveries.claim, database, after=UUID(int=0), limit=64, share=8, busy={}, lease_seconds=60)
+            claim = partial(
+                deliveries.claim, database, slow=False, after=UUID(int=0), limit=64, share=8, busy={}, lease_seconds=60
+            )
             assert claim() == []
             api.call("POST", f"{path}/enable")
             assert len(claim()) == 3
@@ -370,7 +372,9 @@ class TestDeliveries:
         path = api.create()
         [event_id] = table.write(connect(), id_of(path))
         with deployment.database(database_url) as database:
-            [claimed] = deliveries.claim(database, after=UUID(int=0), limit=1, share=1, busy={}, lease_seconds=60)
+            [claimed] = deliveries.claim(
+                database, slow=False, after=UUID(int=0), limit=1, share=1, busy={}, lease_seconds=60
+            )
             deliveries.complete(database, [Attempt(claimed, 12, status=500, excerpt="no such order")])
         [shown] = api.call("GET", f"{path}/deliveries").json["deliveries"]
         [attempt] = shown.pop("attempts")

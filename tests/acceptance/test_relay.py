@@ -12,7 +12,7 @@ from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
 from tests.support.deployment import Invoke
 from tests.support.invocation import RELAY, database_variables, sample
-from tests.support.process import Relay
+from tests.support.process import Worker
 from tests.support.sns import Broker, Entry, Refusal
 
 SECONDS = 30.0
@@ -147,7 +147,7 @@ def test_a_relay_that_is_killed_loses_nothing(
         hold.answer = sns.HANG_UP
         broker.faults.intercept = hold
 
-    with Relay(database_url, RELAY | broker.variables) as doomed:
+    with Worker("relay", database_url, RELAY | broker.variables) as doomed:
         doomed.begin()
         assert hold.reached.wait(SECONDS)
         row = outbox.row(connection, event_id)

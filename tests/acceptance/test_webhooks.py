@@ -1,10 +1,5 @@
 """The webhooks function: the scheduler's event in, requests at the receivers, figures and transitions in the log."""
 
-import contextlib
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from unittest import mock
 from uuid import uuid4
@@ -15,38 +10,21 @@ import pytest
 from charging import errors
 from charging.database import Database
 from charging.idempotency import Created
-from charging.webhooks import LEASE_SECONDS, SWEEP_SECONDS
+from charging.webhooks import SWEEP_SECONDS
 from tests.conftest import Connect
 from tests.support import deliveries as table
 from tests.support import deployment, ledger, merchant
 from tests.support.deployment import Invoke
-from tests.support.invocation import ROOT, database_variables, sample
+from tests.support.invocation import WEBHOOKS, database_variables, sample
 from tests.support.merchant import Merchants
-from tests.support.wire import Message, Sender, Verdict, Wire
 
-SECONDS = 30.0
 MASTER_KEY = "m" * 32
-VARIABLES = {
-    "WEBHOOK_MASTER_KEY_ARN": "arn:aws:secretsmanager:eu-central-1:111122223333:secret:WebhookMasterKey-AbCdEf",
-    "WEBHOOKS_BUDGET_SECONDS": "0",
-    "WEBHOOKS_POLL_MS": "10",
-    "LOCAL_WEBHOOKS": "allowed",
-}
 NOTHING_CHANGED = dict.fromkeys(
     [
         "WebhookPaused", "WebhookOpened", "WebhookHalfOpened", "WebhookReopened", "WebhookClosed", "WebhookDisabled",
     ],
     0,
 )  # fmt: skip
-
-# A dispatcher as Lambda runs it, in a process that can be killed.
-DISPATCHER = """
-from unittest import mock
-from functions.webhooks.handler import handler
-from tests.support.invocation import Context, sample
-with mock.patch("charging.vault.read", return_value="m" * 32):
-    handler(sample("webhooks-schedule"), Context(300))
-"""
 
 
 @pytest.fixture
@@ -62,7 +40,7 @@ def dispatcher(
     capsys.readouterr()
     with (
         mock.patch("charging.vault.read", return_value=MASTER_KEY),
-        deployment.instance("webhooks", database_url, monkeypatch, VARIABLES) as invoke,
+        deployment.instance("webhooks", database_url, monkeypatch, WEBHOOKS) as invoke,
     ):
         yield invoke
 
@@ -170,7 +148,7 @@ def test_a_run_without_a_database_fails_once_and_at_once(
     nowhere = psycopg.conninfo.make_conninfo(database_url, port=1)
     with (
         mock.patch("charging.vault.read", return_value=MASTER_KEY),
-        deployment.instance("webhooks", nowhere, monkeypatch, VARIABLES | {"WEBHOOKS_BUDGET_SECONDS": "60"}) as invoke,
+        deployment.instance("webhooks", nowhere, monkeypatch, WEBHOOKS | {"WEBHOOKS_BUDGET_SECONDS": "60"}) as invoke,
         pytest.raises(errors.TemporarilyUnavailable),
     ):
         invoke(sample("webhooks-schedule"))
@@ -189,7 +167,7 @@ def test_without_the_master_key_nothing_is_claimed(
     table.write(connection, endpoint)
     with (
         mock.patch("charging.vault.read", side_effect=errors.TemporarilyUnavailable("no key")),
-        deployment.instance("webhooks", database_url, monkeypatch, VARIABLES) as invoke,
+        deployment.instance("webhooks", database_url, monkeypatch, WEBHOOKS) as invoke,
         pytest.raises(errors.TemporarilyUnavailable),
     ):
         invoke(sample("webhooks-schedule"))
@@ -212,7 +190,7 @@ def test_a_deployed_function_sends_nothing_to_its_own_machine(
     connection = connect()
     endpoint = table.register(connection, url=merchants.url("/a"))
     table.write(connection, endpoint)
-    variables = {name: value for name, value in VARIABLES.items() if name != "LOCAL_WEBHOOKS"}
+    variables = {name: value for name, value in WEBHOOKS.items() if name != "LOCAL_WEBHOOKS"}
     with (
         mock.patch("charging.vault.read", return_value=MASTER_KEY),
         deployment.instance("webhooks", database_url, monkeypatch, variables) as invoke,
@@ -222,120 +200,18 @@ def test_a_deployed_function_sends_nothing_to_its_own_machine(
     assert (table.row(connection, endpoint).last_error or "").startswith("url_not_allowed: ")
 
 
-@contextlib.contextmanager
-def running(url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A dispatcher in a process of its own, killed at the end."""
-    environment = {**os.environ, **database_variables(url, "webhooks"), **VARIABLES}
-    with subprocess.Popen([sys.executable, "-c", DISPATCHER], cwd=ROOT, env=environment) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-class TestCrashes:
-    """A dispatcher that is killed loses nothing: when its leases have ended, the next run sends what was not marked."""
-
-    def test_before_it_has_claimed(
-        self, dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
-    ) -> None:
-        """Nothing has happened: the next run sends it at once, and once."""
-        connection = connect()
-        endpoint = table.register(connection, url=merchants.url("/a"))
-        table.write(connection, endpoint)
-        reached, let_go = threading.Event(), threading.Event()
-
-        def hold(message: Message) -> Verdict:
-            if message.sender is Sender.CLIENT and b"waiting" in message.content:
-                reached.set()
-                let_go.wait(SECONDS)
-            return Verdict.PASS
-
-        with Wire(database_url) as wire:
-            wire.judge = hold
-            with running(wire.url):
-                assert reached.wait(SECONDS)
-            wire.cut()
-            let_go.set()
-        dispatcher(sample("webhooks-schedule"))
-        assert len(merchants.received("/a")) == 1
-        assert table.row(connection, endpoint).status == "SENT"
-
-    @pytest.mark.parametrize("moment", ["before the receiver has answered", "before the answer is written down"])
-    def test_between_the_claim_and_the_mark(
-        self, moment: str, dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
-    ) -> None:
-        """The receiver gets it twice, under the same id; the first attempt is held against nothing."""
-        connection = connect()
-        endpoint = table.register(connection, url=merchants.url("/a"))
-        [event_id] = table.write(connection, endpoint)
-        reached, let_go = threading.Event(), threading.Event()
-        if moment == "before the receiver has answered":
-            merchants.behave("/a", held_until=let_go)
-
-        def hold(message: Message) -> Verdict:
-            if message.sender is Sender.CLIENT and b"completed_before" in message.content:
-                reached.set()
-                let_go.wait(SECONDS)
-                return Verdict.CUT
-            return Verdict.PASS
-
-        with Wire(database_url) as wire:
-            wire.judge = hold
-            with running(wire.url):
-                merchants.wait_for("/a")
-                if moment == "before the answer is written down":
-                    assert reached.wait(SECONDS)
-            let_go.set()
-        assert table.row(connection, endpoint).status == "CLAIMED"
-        dispatcher(sample("webhooks-schedule"))
-        assert len(merchants.received("/a")) == 1, "the dead dispatcher's lease has not ended"
-        table.let_pass(connection, seconds=LEASE_SECONDS)
-        dispatcher(sample("webhooks-schedule"))
-        assert [request.headers["webhook-id"] for request in merchants.received("/a")] == [str(event_id)] * 2
-        row = table.row(connection, endpoint)
-        assert (row.status, row.attempts, row.failures) == ("SENT", 2, 0)
-
-    def test_after_the_mark(
-        self, dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
-    ) -> None:
-        """It is sent, and stays so."""
-        connection = connect()
-        endpoint = table.register(connection, url=merchants.url("/a"))
-        table.write(connection, endpoint)
-        reached, let_go = threading.Event(), threading.Event()
-
-        def hold(message: Message) -> Verdict:
-            if message.sender is Sender.SERVER and b"COMMIT" in message.content:
-                reached.set()
-                let_go.wait(SECONDS)
-                return Verdict.CUT
-            return Verdict.PASS
-
-        with Wire(database_url) as wire:
-            wire.judge = hold
-            with running(wire.url):
-                assert reached.wait(SECONDS)
-            let_go.set()
-        assert table.row(connection, endpoint).status == "SENT"
-        table.let_pass(connection, seconds=LEASE_SECONDS)
-        dispatcher(sample("webhooks-schedule"))
-        assert len(merchants.received("/a")) == 1
-
-    def test_a_receiver_that_is_killed_gets_it_again(
-        self, dispatcher: Invoke, connect: Connect, merchants: Merchants
-    ) -> None:
-        """Nobody listens: the delivery waits for its next attempt, and goes when somebody does."""
-        connection = connect()
-        with merchant.serve() as other:
-            url = other.url("/a")
-        endpoint = table.register(connection, url=url)
-        table.write(connection, endpoint)
-        dispatcher(sample("webhooks-schedule"))
-        row = table.row(connection, endpoint)
-        assert (row.status, row.failures) == ("RETRY", 1)
-        assert (row.last_error or "").startswith("connect_failed: ")
-        connection.execute("UPDATE webhook_endpoints SET url = %s", [merchants.url("/a")])
-        table.let_pass(connection, seconds=60)
-        dispatcher(sample("webhooks-schedule"))
-        assert table.row(connection, endpoint).status == "SENT"
+def test_a_receiver_that_is_killed_gets_it_again(dispatcher: Invoke, connect: Connect, merchants: Merchants) -> None:
+    """Nobody listens: the delivery waits for its next attempt, and goes when somebody does."""
+    connection = connect()
+    with merchant.serve() as other:
+        url = other.url("/a")
+    endpoint = table.register(connection, url=url)
+    table.write(connection, endpoint)
+    dispatcher(sample("webhooks-schedule"))
+    row = table.row(connection, endpoint)
+    assert (row.status, row.failures) == ("RETRY", 1)
+    assert (row.last_error or "").startswith("connect_failed: ")
+    connection.execute("UPDATE webhook_endpoints SET url = %s", [merchants.url("/a")])
+    table.let_pass(connection, seconds=60)
+    dispatcher(sample("webhooks-schedule"))
+    assert table.row(connection, endpoint).status == "SENT"

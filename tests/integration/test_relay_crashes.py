@@ -23,7 +23,7 @@ from tests.conftest import Connect
 from tests.support import outbox, reliability, sns
 from tests.support.invocation import RELAY
 from tests.support.ledger import PATIENCE_SECONDS, Connection, until
-from tests.support.process import Relay
+from tests.support.process import Worker
 from tests.support.reliability import WRITES
 from tests.support.sns import HANG_UP, Answer, Broker, Entry
 from tests.support.wire import Message, Sender, Verdict, Wire
@@ -239,8 +239,8 @@ def test_no_crash_loses_an_event(database_url: str, scene: Scene, found: dict[Ce
     ids = outbox.fill(scene.database, count=ALL_ROWS if fault is Fault.NONE else ROWS)
     with ExitStack() as running:
         variables = RELAY | scene.broker.variables
-        struck = running.enter_context(Relay(scene.wire.url, variables))
-        others = [running.enter_context(Relay(database_url, variables)) for _ in range(relays - 1)]
+        struck = running.enter_context(Worker("relay", scene.wire.url, variables))
+        others = [running.enter_context(Worker("relay", database_url, variables)) for _ in range(relays - 1)]
         if fault is Fault.NONE:
             in_flight = 0
             summaries = run(struck, *others)
@@ -248,7 +248,7 @@ def test_no_crash_loses_an_event(database_url: str, scene: Scene, found: dict[Ce
             assert {(summary["lease_lost"], summary["unmarked"]) for summary in summaries} == {(0, 0)}
         else:
             in_flight = break_off(scene, fault, step, struck, others)
-            heir = running.enter_context(Relay(database_url, variables)) if fault is Fault.KILLED else struck
+            heir = running.enter_context(Worker("relay", database_url, variables)) if fault is Fault.KILLED else struck
             while scene.waits():
                 outbox.let_pass(scene.database, seconds=LEASE_SECONDS)
                 run(heir)
@@ -265,14 +265,14 @@ def test_no_crash_loses_an_event(database_url: str, scene: Scene, found: dict[Ce
         assert found[cell] in TABLE.rows(), "if that is meant, run `make reliability`"
 
 
-def run(*relays: Relay) -> list[Any]:
+def run(*relays: Worker) -> list[Any]:
     """Lets relays run side by side, and returns what each one's run came to."""
     for relay in relays:
         relay.begin()
     return [relay.summary() for relay in relays]
 
 
-def break_off(scene: Scene, fault: Fault, step: Step, struck: Relay, others: list[Relay]) -> int:
+def break_off(scene: Scene, fault: Fault, step: Step, struck: Worker, others: list[Worker]) -> int:
     """Plays one cell until all runs have ended, and returns how many events were in flight when it broke."""
     halt = Halt(scene, step)
     struck.begin()

@@ -42,6 +42,13 @@ RELAY = {
     "RELAY_MAX_ATTEMPTS": "5",
     "RELAY_PARKED_HEAD": "block",
 }
+# What webhooks needs beside its database. Its runs take what is due, and may go to receivers on this machine.
+WEBHOOKS = {
+    "WEBHOOK_MASTER_KEY_ARN": "arn:aws:secretsmanager:eu-central-1:111122223333:secret:WebhookMasterKey-AbCdEf",
+    "WEBHOOKS_BUDGET_SECONDS": "0",
+    "WEBHOOKS_POLL_MS": "10",
+    "LOCAL_WEBHOOKS": "allowed",
+}
 # And endpoints.
 ENDPOINTS_VARIABLES = {
     "IDEMPOTENCY_RETENTION_HOURS": "24",

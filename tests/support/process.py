@@ -13,8 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from unittest import mock
 
-from charging import database, topic
+from charging import database, topic, webhooks
 from charging.errors import ChargingError
 from tests.support import deployment
 from tests.support.invocation import (
@@ -152,29 +153,30 @@ class _HeldContext(Context):
         return super().get_remaining_time_in_millis()
 
 
-class Relay(_Child):
-    """An instance of the relay in a process of its own, whose runs take what is due and end."""
+class Worker(_Child):
+    """An instance of the relay or of webhooks in a process of its own, whose runs take what is due and end."""
 
-    def __init__(self, database_url: str, variables: Mapping[str, str]) -> None:
+    def __init__(self, function: str, database_url: str, variables: Mapping[str, str]) -> None:
         """Returns once it waits for its first run; it has opened no connection yet."""
-        super().__init__(_relay, {**database_variables(database_url, "relay"), **variables})
+        super().__init__(_work, function, {**database_variables(database_url, function), **variables})
+        self._function = function
         self._receive()
 
     def begin(self) -> None:
         """Starts a run."""
-        self._here.send(sample("relay-schedule"))
+        self._here.send(sample(f"{self._function}-schedule"))
 
     def summary(self) -> Any:
         """Returns what the run came to, once it is over; None where it ended with an error, which its log names."""
         return self._receive(RUN_SECONDS)
 
 
-def _relay(tester: Connection, variables: Mapping[str, str]) -> None:
+def _work(tester: Connection, function: str, variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
     # Whatever holds it up, and for however long on a busy machine, is what the test has to say, and not its patience.
-    topic.READ_SECONDS = database.SILENCE_SECONDS = RUN_SECONDS
-    handler = import_module("functions.relay.handler").handler
-    with Path(os.devnull).open("w") as sys.stdout:
+    topic.READ_SECONDS = database.SILENCE_SECONDS = webhooks.SEND_SECONDS = RUN_SECONDS
+    handler = import_module(f"functions.{function}.handler").handler
+    with Path(os.devnull).open("w") as sys.stdout, mock.patch("charging.vault.read", return_value="m" * 32):
         tester.send(None)
         while True:
             event, summary = tester.recv(), None
