@@ -37,10 +37,14 @@ def database() -> Database:
 
 
 @cache
+def sender() -> Sender:
+    """The sender, kept between runs."""
+    return Sender(deadline_seconds=webhooks.SEND_SECONDS, allows_loopback=allows_loopback())
+
+
 def courier() -> Courier:
-    """The sender and the master key, kept between runs."""
-    sender = Sender(deadline_seconds=webhooks.SEND_SECONDS, allows_loopback=allows_loopback())
-    return Courier(sender, vault.read(settings().master_key_arn).encode())
+    """The sender with the master keys as they are at this run: one that is replaced signs no longer than it has to."""
+    return Courier(sender(), [key.encode() for key in vault.read_with_previous(settings().master_key_arn)])
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from charging import errors
+from charging import errors, signing
 from charging.database import Database
 from charging.idempotency import Created
 from charging.webhooks import SWEEP_SECONDS
@@ -39,7 +40,7 @@ def dispatcher(
 ) -> Iterator[Invoke]:
     capsys.readouterr()
     with (
-        mock.patch("charging.vault.read", return_value=MASTER_KEY),
+        mock.patch("charging.vault.read_with_previous", return_value=[MASTER_KEY]),
         deployment.instance("webhooks", database_url, monkeypatch, WEBHOOKS) as invoke,
     ):
         yield invoke
@@ -147,7 +148,7 @@ def test_a_run_without_a_database_fails_once_and_at_once(
     """One error is logged, with no password in it, and the run is over although its budget is not."""
     nowhere = psycopg.conninfo.make_conninfo(database_url, port=1)
     with (
-        mock.patch("charging.vault.read", return_value=MASTER_KEY),
+        mock.patch("charging.vault.read_with_previous", return_value=[MASTER_KEY]),
         deployment.instance("webhooks", nowhere, monkeypatch, WEBHOOKS | {"WEBHOOKS_BUDGET_SECONDS": "60"}) as invoke,
         pytest.raises(errors.TemporarilyUnavailable),
     ):
@@ -166,9 +167,56 @@ def test_without_the_master_key_nothing_is_claimed(
     endpoint = table.register(connection)
     table.write(connection, endpoint)
     with (
-        mock.patch("charging.vault.read", side_effect=errors.TemporarilyUnavailable("no key")),
+        mock.patch("charging.vault.read_with_previous", side_effect=errors.TemporarilyUnavailable("no key")),
         deployment.instance("webhooks", database_url, monkeypatch, WEBHOOKS) as invoke,
         pytest.raises(errors.TemporarilyUnavailable),
+    ):
+        invoke(sample("webhooks-schedule"))
+    assert table.row(connection, endpoint).attempts == 0
+
+
+def test_a_master_key_that_was_replaced_signs_beside_the_new_one(
+    database_url: str, connect: Connect, merchants: Merchants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the next run of a warm instance on, a receiver that has either secret accepts; once the old key is gone,
+    the new one's alone."""
+    connection = connect()
+    endpoint = table.register(connection, url=merchants.url("/a"))
+    old, new = (signing.secret(key.encode(), endpoint, 1) for key in (MASTER_KEY, "n" * 32))
+    keys = [[MASTER_KEY], ["n" * 32, MASTER_KEY], ["n" * 32]]
+    with (
+        mock.patch("charging.vault.read_with_previous", side_effect=keys),
+        deployment.instance("webhooks", database_url, monkeypatch, WEBHOOKS) as invoke,
+    ):
+        for _ in keys:
+            table.write(connection, endpoint)
+            invoke(sample("webhooks-schedule"))
+    accepted = [
+        [secret for secret in (old, new) if is_accepted(secret, request)] for request in merchants.received("/a")
+    ]
+    assert accepted == [[old], [old, new], [new]]
+
+
+def is_accepted(secret: str, request: merchant.Request) -> bool:
+    """By the reference library."""
+    try:
+        Webhook(secret).verify(request.body, request.headers)
+    except WebhookVerificationError:
+        return False
+    return True
+
+
+def test_a_master_key_that_is_too_short_ends_the_run(
+    database_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it costs any delivery an attempt."""
+    connection = connect()
+    endpoint = table.register(connection)
+    table.write(connection, endpoint)
+    with (
+        mock.patch("charging.vault.read_with_previous", return_value=["n" * 31]),
+        deployment.instance("webhooks", database_url, monkeypatch, WEBHOOKS) as invoke,
+        pytest.raises(errors.Misconfigured),
     ):
         invoke(sample("webhooks-schedule"))
     assert table.row(connection, endpoint).attempts == 0
@@ -192,7 +240,7 @@ def test_a_deployed_function_sends_nothing_to_its_own_machine(
     table.write(connection, endpoint)
     variables = {name: value for name, value in WEBHOOKS.items() if name != "LOCAL_WEBHOOKS"}
     with (
-        mock.patch("charging.vault.read", return_value=MASTER_KEY),
+        mock.patch("charging.vault.read_with_previous", return_value=[MASTER_KEY]),
         deployment.instance("webhooks", database_url, monkeypatch, variables) as invoke,
     ):
         invoke(sample("webhooks-schedule"))

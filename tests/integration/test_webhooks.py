@@ -44,7 +44,7 @@ def merchants() -> Iterator[Merchants]:
 
 @pytest.fixture(scope="module")
 def courier() -> Courier:
-    return Courier(Sender(deadline_seconds=PATIENCE_SECONDS, allows_loopback=True), MASTER_KEY)
+    return Courier(Sender(deadline_seconds=PATIENCE_SECONDS, allows_loopback=True), [MASTER_KEY])
 
 
 def plenty() -> float:

@@ -176,7 +176,10 @@ def _work(tester: Connection, function: str, variables: Mapping[str, str]) -> No
     # Whatever holds it up, and for however long on a busy machine, is what the test has to say, and not its patience.
     topic.READ_SECONDS = database.SILENCE_SECONDS = webhooks.SEND_SECONDS = RUN_SECONDS
     handler = import_module(f"functions.{function}.handler").handler
-    with Path(os.devnull).open("w") as sys.stdout, mock.patch("charging.vault.read", return_value="m" * 32):
+    with (
+        Path(os.devnull).open("w") as sys.stdout,
+        mock.patch("charging.vault.read_with_previous", return_value=["m" * 32]),
+    ):
         tester.send(None)
         while True:
             event, summary = tester.recv(), None

@@ -18,14 +18,19 @@ _PREFIX = "whsec_"
 _LABEL = b"webhook secret v1"
 
 
+def check(master_key: bytes) -> None:
+    """Raises Misconfigured for a master key of fewer than 32 bytes."""
+    if len(master_key) < MASTER_KEY_BYTES:
+        raise errors.Misconfigured(f"The master key of webhook secrets must have at least {MASTER_KEY_BYTES} bytes.")
+
+
 def secret(master_key: bytes, endpoint_id: UUID, version: int) -> str:
     """Returns an endpoint's secret of one version, as its owner gets to see it: `whsec_` and 32 bytes in base64.
 
     It is derived and never stored, so the database holds nothing that could sign: the key is outside it. Raises
     Misconfigured for a master key of fewer than 32 bytes.
     """
-    if len(master_key) < MASTER_KEY_BYTES:
-        raise errors.Misconfigured(f"The master key of webhook secrets must have at least {MASTER_KEY_BYTES} bytes.")
+    check(master_key)
     # Parts of fixed length, so that no two endpoints and versions read the same.
     derived = hmac.digest(master_key, _LABEL + endpoint_id.bytes + version.to_bytes(8), "sha256")
     return _PREFIX + base64.b64encode(derived).decode()

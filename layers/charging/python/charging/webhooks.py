@@ -58,17 +58,27 @@ class Sweep:
 
 
 class Courier:
-    """Makes one attempt: signs the delivery with every secret that is live, and sends it."""
+    """Makes one attempt: signs the delivery with every secret that is live, and sends it.
 
-    def __init__(self, sender: Sender, master_key: bytes) -> None:
+    With more than one master key, of which the first is the one in use, each secret is one under either. Raises
+    Misconfigured for a key that is too short, before a delivery is claimed.
+    """
+
+    def __init__(self, sender: Sender, master_keys: Sequence[bytes]) -> None:
+        for master_key in master_keys:
+            signing.check(master_key)
         self._sender = sender
-        self._master_key = master_key
+        self._master_keys = master_keys
 
     def deliver(self, delivery: ClaimedDelivery) -> Attempt:
         """Sends the delivery's payload, unchanged, under a fresh timestamp. Never raises for what a receiver does."""
         body = delivery.payload.encode()
         versions = [delivery.secret_version, *([delivery.secret_version - 1] if delivery.previous_signs else [])]
-        secrets = [signing.secret(self._master_key, delivery.endpoint_id, version) for version in versions]
+        secrets = [
+            signing.secret(master_key, delivery.endpoint_id, version)
+            for master_key in self._master_keys
+            for version in versions
+        ]
         signed = signing.headers(str(delivery.event_id), int(time.time()), body, secrets)
         answer = self._sender.send(delivery.url, {"Content-Type": "application/json", **signed}, body)
         duration_ms = round(answer.duration_seconds * 1000)
