@@ -80,7 +80,8 @@ def tell(sweep: Sweep) -> Counter[str]:
                 endpoint_id=str(attempt.delivery.endpoint_id),
                 event_id=str(attempt.delivery.event_id),
                 status=attempt.status,
-                reason=attempt.error,
+                # Not what follows it: a certificate's fault names the host.
+                reason=attempt.error and attempt.error.partition(":")[0],
             )
     for transition in sweep.transitions:
         logger.info("webhook_endpoint_changed", change=transition.change, endpoint_id=str(transition.endpoint_id))

@@ -1,11 +1,13 @@
 """The webhooks function: the scheduler's event in, requests at the receivers, figures and transitions in the log."""
 
+import ssl
 from collections.abc import Iterator
 from unittest import mock
 from uuid import uuid4
 
 import psycopg
 import pytest
+import trustme
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from charging import errors, signing
@@ -18,6 +20,7 @@ from tests.support import deployment, ledger, merchant
 from tests.support.deployment import Invoke
 from tests.support.invocation import WEBHOOKS, database_variables, sample
 from tests.support.merchant import Merchants
+from tests.support.receiver import Receiver, silent
 
 MASTER_KEY = "m" * 32
 NOTHING_CHANGED = dict.fromkeys(
@@ -140,6 +143,23 @@ def test_a_delivery_that_is_given_up_is_named(
     dispatcher(sample("webhooks-schedule"))
     [line] = [line for line in deployment.logs(capsys.readouterr().out) if line["message"] == "webhook_failed"]
     assert (line["endpoint_id"], line["event_id"], line["status"]) == (str(endpoint), str(event_id), 500)
+
+
+def test_why_it_was_given_up_is_told_without_saying_where(
+    dispatcher: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A certificate's fault names the host: its owner reads that, and the log has the reason alone."""
+    connection = connect()
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("elsewhere.test").configure_cert(tls)
+    with Receiver(silent, tls=tls) as receiver:
+        endpoint = table.register(connection, url=f"https://localhost:{receiver.port}/")
+        table.write(connection, endpoint)
+        connection.execute("UPDATE outbox_deliveries SET failures = 7")
+        dispatcher(sample("webhooks-schedule"))
+    [line] = [line for line in deployment.logs(capsys.readouterr().out) if line["message"] == "webhook_failed"]
+    assert line["reason"] == "tls_failed"
+    assert (table.row(connection, endpoint).last_error or "").startswith("tls_failed: ")
 
 
 def test_a_run_without_a_database_fails_once_and_at_once(
