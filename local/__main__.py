@@ -6,7 +6,19 @@ import sys
 from local import stopping
 from local.errors import StackError
 
-COMMANDS = ("run", "events", "ops", "demo", "sam_local", "sam_invoke", "clean", "schema", "openapi", "sizes")
+COMMANDS = (
+    "run",
+    "events",
+    "ops",
+    "demo",
+    "sam_local",
+    "sam_invoke",
+    "clean",
+    "schema",
+    "openapi",
+    "sizes",
+    "cfn_guard",
+)
 
 
 def main() -> int:

@@ -36,10 +36,11 @@ def pinned(path: str) -> dict[str, str]:
         ("requirements/dev.txt", [*PROJECT, *BUILD, *asked("dev.in")]),
         ("requirements/sam.txt", asked("sam.in")),
         ("requirements/checkov.txt", asked("checkov.in")),
+        ("requirements/guard.txt", asked("guard.in")),
         ("requirements/uv.txt", asked("uv.in")),
         ("layers/dependencies/requirements.txt", PROJECT),
     ],
-    ids=["dev", "sam", "checkov", "uv", "layer"],
+    ids=["dev", "sam", "checkov", "guard", "uv", "layer"],
 )
 def test_requirements_are_pinned(path: str, requirements: list[Requirement]) -> None:
     """Each package that a source asks for is pinned at a release that the source admits; otherwise: make lock."""
