@@ -250,7 +250,7 @@ class TestClaim:
         connection = connect()
         slow, quick, new = (table.register(connection) for _ in range(3))
         for endpoint, durations in ((slow, [5, 2001]), (quick, [15_000, 2000]), (new, [])):
-            ids = table.write(connection, endpoint, count=3)
+            ids = sorted(table.write(connection, endpoint, count=3))
             for event_id, duration_ms in zip(ids, durations, strict=False):
                 table.settle(connection, event_id, duration_ms=duration_ms)
         assert {delivery.endpoint_id for delivery in claim(database)} == {quick, new}
@@ -542,6 +542,23 @@ class TestComplete:
         assert [(one.endpoint_id, one.change) for one in completion.transitions] == [(endpoints[2], "disabled")]
         assert [table.row(connection, endpoint).status for endpoint in endpoints] == ["SENT", "RETRY", "RETRY"]
         assert [table.state(connection, endpoint).failures_in_a_row for endpoint in endpoints] == [0, 1, 1]
+
+    @pytest.mark.parametrize("status", [429, 500])
+    def test_receivers_that_ask_for_time_and_that_do_not_go_down_together(
+        self, status: int, connect: Connect, database: Database
+    ) -> None:
+        """A whole number of seconds, as Retry-After has them, beside a delay of ours."""
+        connection = connect()
+        asking, silent_one = (table.register(connection) for _ in range(2))
+        for endpoint in (asking, silent_one):
+            table.write(connection, endpoint)
+        claimed = {delivery.endpoint_id: delivery for delivery in claim(database)}
+        attempts = [
+            Attempt(claimed[asking], 5, status=status, retry_after_seconds=3600),
+            Attempt(claimed[silent_one], 5, status=status),
+        ]
+        assert deliveries.complete(database, attempts).lease_lost == 0
+        assert {row.status for row in table.rows(connection)} == {"RETRY"}
 
 
 def cut_at_commit(sender: Sender) -> Judge:

@@ -419,6 +419,23 @@ class TestRun:
         [row] = [row for row in table.rows(connection) if row.status != "SENT"]
         assert (row.event_id, row.last_error) == (poison, "internal_error: RuntimeError")
 
+    def test_what_cannot_be_written_down_does_not_take_the_others_with_it(
+        self, connect: Connect, database: Database
+    ) -> None:
+        """The database refuses one of ten attempts that end together: nine are written down, and it is told of the one."""
+        connection = connect()
+        endpoints = [table.register(connection) for _ in range(10)]
+        poison, *_ = [table.write(connection, endpoint)[0] for endpoint in endpoints]
+        together = threading.Barrier(10)
+
+        def deliver(delivery: ClaimedDelivery) -> Attempt:
+            together.wait(PATIENCE_SECONDS)
+            return Attempt(delivery, 1, status=200, excerpt="\0" if delivery.event_id == poison else None)
+
+        results = drain(database, deliver)
+        assert (results["SENT"], results["errors"]) == (10, 1)
+        assert [row.event_id for row in table.rows(connection) if row.status != "SENT"] == [poison]
+
     def test_it_ends_at_once_where_there_is_no_database(self, database_url: str, courier: Courier) -> None:
         """No loop of errors: the first one ends the run, whose successor comes with the next minute."""
         begun = time.monotonic()

@@ -88,7 +88,7 @@ class Attempt:
         """For how long the whole endpoint is left alone; None where it is not."""
         if self.status not in _PAUSES:
             return None
-        return PAUSE_SECONDS if self.retry_after_seconds is None else self.retry_after_seconds
+        return PAUSE_SECONDS if self.retry_after_seconds is None else float(self.retry_after_seconds)
 
     @property
     def delay_seconds(self) -> float:
@@ -97,7 +97,9 @@ class Attempt:
             return 0.0
         delay = FIRST_DELAY_SECONDS * DELAY_FACTOR**self.delivery.failures
         # Not sooner than the receiver asks, and not sooner than the schedule: eight refusals are to outlast an outage.
-        return max(delay * random.uniform(1 - DELAY_SPREAD, 1 + DELAY_SPREAD), self.retry_after_seconds or 0.0)  # noqa: S311
+        delay *= random.uniform(1 - DELAY_SPREAD, 1 + DELAY_SPREAD)  # noqa: S311
+        # A float in any case: an array of both kinds of numbers is none that the database is given.
+        return max(delay, float(self.retry_after_seconds or 0))
 
 
 type Change = Literal["paused", "opened", "half_opened", "reopened", "closed", "disabled"]

@@ -134,7 +134,7 @@ def run(
                     outage = failed
             ended = dispatcher.wait(poll_seconds if outage is None else None)
             if ended:
-                yield _completed(database, ended)
+                yield from _completed(database, ended)
             is_claiming = (
                 outage is None
                 and remaining_seconds() > SWEEP_SECONDS
@@ -144,12 +144,18 @@ def run(
         raise outage
 
 
-def _completed(database: Database, attempts: Sequence[Attempt]) -> Sweep:
+def _completed(database: Database, attempts: Sequence[Attempt]) -> Iterator[Sweep]:
     try:
         completion = deliveries.complete(database, attempts)
     except errors.ChargingError as failed:
-        return Sweep(attempts, error=failed)
-    return Sweep(attempts, completion.lease_lost, completion.transitions)
+        if isinstance(failed, errors.DatabaseFault) and len(attempts) > 1:
+            # One that cannot be written down must not take the others with it.
+            for attempt in attempts:
+                yield from _completed(database, [attempt])
+        else:
+            yield Sweep(attempts, error=failed)
+    else:
+        yield Sweep(attempts, completion.lease_lost, completion.transitions)
 
 
 @dataclass(frozen=True, slots=True)
