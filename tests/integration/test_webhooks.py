@@ -422,7 +422,7 @@ class TestRun:
     def test_what_cannot_be_written_down_does_not_take_the_others_with_it(
         self, connect: Connect, database: Database
     ) -> None:
-        """The database refuses one of ten attempts that end together: nine are written down, and it is told of the one."""
+        """The database refuses one of ten attempts that end together: nine are written down, and the one is told of."""
         connection = connect()
         endpoints = [table.register(connection) for _ in range(10)]
         poison, *_ = [table.write(connection, endpoint)[0] for endpoint in endpoints]
