@@ -367,6 +367,33 @@ def test_on_rds_they_sign_in_with_tokens(as_on_rds: Callable[..., str]) -> None:
     assert members(url, "rds_iam") == everyone | {"one_owner"}
 
 
+def test_the_page_makes_an_owner_that_can_do_it(superuser: Connection, server: Path) -> None:
+    """An administrator who is no superuser, as on RDS, runs its statements; the owner then migrates and makes roles."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    [statements] = re.findall(r"```sql\n(CREATE ROLE.*?)```", page, re.DOTALL)
+    superuser.execute("CREATE ROLE rds_iam")
+    superuser.execute("CREATE ROLE administrator LOGIN CREATEROLE CREATEDB PASSWORD 'x'")
+    superuser.execute("GRANT rds_iam, pg_read_all_stats TO administrator WITH ADMIN OPTION")
+    url = (server / "url").read_text()
+    administrator = conninfo.make_conninfo(url, dbname="postgres", user="administrator", password="x")
+    # This server has a database and an owner of that name.
+    statements = re.sub(r"\bcharges\b", "page", statements)
+    try:
+        with psycopg.connect(administrator, autocommit=True) as connection:
+            for statement in filter(str.strip, re.sub(r"--.*", "", statements).split(";")):
+                connection.execute(statement.encode())
+        superuser.execute("ALTER ROLE page PASSWORD 'x'")
+        owner = conninfo.make_conninfo(url, dbname="page", user="page", password="x")
+        with psycopg.connect(owner, autocommit=True) as connection:
+            migrations.migrate(connection, SCHEMA)
+            roles.provide(connection, password=None)
+        assert members(owner, "rds_iam") == {"administrator", "page", *(f"page_{function}" for function in roles.ROLES)}
+    finally:
+        superuser.execute("DROP DATABASE IF EXISTS page WITH (FORCE)")
+        for role in (*(f"page_{function}" for function in roles.ROLES), "page", "administrator", "rds_iam"):
+            superuser.execute(f"DROP ROLE IF EXISTS {role}".encode())
+
+
 def test_who_makes_roles_for_tokens_signs_in_with_tokens(as_on_rds: Callable[..., str], superuser: Connection) -> None:
     """Making them has made the owner a member of what they are let in by, though it was none and nobody granted it.
 
