@@ -18,8 +18,8 @@ from bench.plotting import Plot
 from bench.reporting import Report, Table
 from charging import outbox, sql
 from charging.database import Database
-from charging.outbox import ClaimedEvent, Completion
-from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS
+from charging.outbox import LEASE_SECONDS, ClaimedEvent, Claims, Completion
+from charging.relay import EVENTS_PER_SWEEP
 from charging.settings import DatabaseSettings
 from charging.topic import ENTRIES_PER_CALL
 from tests.support.database import Databases
@@ -63,6 +63,7 @@ class Outbox:
     def __init__(self, url: str, *, is_kept_empty: bool = False) -> None:
         self._url = url
         self._database = Database(DatabaseSettings.model_validate(database_variables(url)))
+        self._claims = Claims(self._database)
         self.others: Connection = psycopg.connect(url, autocommit=True)
         events.lift_limits(self.others)
         # It comes when the measurement says so, and not in the middle of a phase that it would change.
@@ -113,7 +114,7 @@ class Outbox:
         """Lets a sweep's worth of events be charged, and returns how long its claim and its completions take."""
         events.write(self.others, events.CHARGED, EVENTS_PER_SWEEP)
         begun = time.perf_counter()
-        claimed = outbox.claim(self._database, limit=EVENTS_PER_SWEEP, lease_seconds=LEASE_SECONDS)
+        claimed = self._claims.claim(EVENTS_PER_SWEEP)
         claiming = time.perf_counter() - begun
         if len(claimed) != EVENTS_PER_SWEEP:
             raise AssertionError("as much as was charged is due")
@@ -252,7 +253,7 @@ def _measure(phases: Phases, due: Outbox, published: Outbox) -> Report:
     events.write(published.others, events.PILED_UP, scale.due)
     outage = phases.measure("after an outage", both=published)
     paths = {
-        "claim": published.indexes(sql.CLAIM_EVENTS, limit=EVENTS_PER_SWEEP, lease_seconds=LEASE_SECONDS),
+        "claim": published.indexes(sql.CLAIM_EVENTS, limit=EVENTS_PER_SWEEP, lease_seconds=LEASE_SECONDS, since=None),
         "completion": published.indexes(sql.COMPLETE_EVENTS),
     }
     return Report(

@@ -7,7 +7,8 @@ import psycopg
 import pytest
 
 from charging import errors
-from charging.relay import LEASE_SECONDS, SWEEP_SECONDS
+from charging.outbox import LEASE_SECONDS
+from charging.relay import SWEEP_SECONDS
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
 from tests.support.deployment import Invoke

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from psycopg import sql as composing
 
-from charging import answers, errors, instructions, operations, outbox, relay, sql
+from charging import answers, errors, instructions, operations, outbox, sql
 from charging.database import Database
 from charging.outbox import ClaimedEvent, Completion
 from tests.conftest import Connect
@@ -105,7 +105,7 @@ def due(connection: table.Connection, *ids: UUID) -> list[float]:
 
 def claim(database: Database) -> dict[UUID, ClaimedEvent]:
     """A relay's claim."""
-    return {event.id: event for event in outbox.claim(database, limit=100, lease_seconds=relay.LEASE_SECONDS)}
+    return {event.id: event for event in outbox.claim(database, limit=100, lease_seconds=outbox.LEASE_SECONDS)}
 
 
 def ways(connection: table.Connection, statement: bytes, parameters: dict[str, Any]) -> set[str]:
@@ -627,10 +627,6 @@ class TestBounds:
 class TestRaces:
     """Relays and operators on the same rows."""
 
-    def test_the_lease_is_the_relays(self) -> None:
-        """What an operator is told of events that are being sent goes by it."""
-        assert operations.LEASE_SECONDS == relay.LEASE_SECONDS
-
     def test_a_row_that_a_relay_is_claiming_is_left_alone(
         self, database: Database, relays: Database, connect: Connect
     ) -> None:
@@ -638,7 +634,7 @@ class TestRaces:
         connection = connect()
         first, second = table.write(connection, count=2)
         with relays.transaction() as claiming:
-            claiming.execute(sql.CLAIM_EVENTS, {"limit": 1, "lease_seconds": relay.LEASE_SECONDS})
+            claiming.execute(sql.CLAIM_EVENTS, {"limit": 1, "lease_seconds": outbox.LEASE_SECONDS, "since": None})
             answer = apply(database, "park", type="ChargeCreated")
             assert "Left alone, since somebody else was changing them: 1 event." in answer["summary"]
             assert answer["counts"] == [{"state": "waiting", "type": "ChargeCreated", "number": 1}]
@@ -655,6 +651,19 @@ class TestRaces:
             apply(database, "park", ids=texts(first))
             assert claim(relays).keys() == {second}
         assert claim(relays) == {}
+
+    def test_a_redriven_event_is_in_a_running_relays_next_claim(
+        self, database: Database, relays: Database, connect: Connect
+    ) -> None:
+        """However long ago it was parked, and however far the relay has got since."""
+        connection = connect()
+        [event_id] = parked(connection)
+        connection.execute("UPDATE outbox SET next_attempt_at = now() - interval '1 day'")
+        claims = outbox.Claims(relays)
+        table.write(connection)
+        assert len(claims.claim(100)) == 1
+        apply(database, "redrive", ids=texts(event_id))
+        assert [event.id for event in claims.claim(100)] == [event_id]
 
     def test_a_redriven_event_is_not_settled_by_an_older_completion(
         self, database: Database, relays: Database, connect: Connect
@@ -767,7 +776,7 @@ class TestRaces:
             with deployment.database(database_url) as by:
                 start.wait(SECONDS)
                 for turn in range(60):
-                    events = outbox.claim(by, limit=10, lease_seconds=relay.LEASE_SECONDS)
+                    events = outbox.claim(by, limit=10, lease_seconds=outbox.LEASE_SECONDS)
                     with counting:
                         claims.update(event.id for event in events)
                     results: list[outbox.Result] = ["PUBLISHED", "FAILED", "RETURNED"]

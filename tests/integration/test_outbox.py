@@ -4,8 +4,9 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from uuid import UUID
 
 import psycopg
@@ -14,7 +15,7 @@ from psycopg import sql as composing
 
 from charging import errors, outbox, sql
 from charging.database import Database
-from charging.outbox import ClaimedEvent, Completion
+from charging.outbox import FULL_LOOK_SECONDS, ClaimedEvent, Claims, Completion
 from tests.conftest import Connect
 from tests.support import deployment
 from tests.support import outbox as table
@@ -65,6 +66,15 @@ class TestClaim:
             assert table.row(connection, event_id).attempts == attempt
             table.let_pass(connection, seconds=LEASE_SECONDS)
 
+    def test_attempts_that_cannot_grow_begin_anew(self, connect: Connect, database: Database) -> None:
+        """A number that somebody has set to the largest there is stops no claim, and still changes with each."""
+        connection = connect()
+        table.write(connection, count=2)
+        connection.execute(
+            "UPDATE outbox SET attempts = 2147483647 WHERE id = (SELECT min(id::text)::uuid FROM outbox)"
+        )
+        assert [event.attempts for event in claim(database)] == [1, 1]
+
     def test_it_leases_for_as_long_as_asked(self, connect: Connect, database: Database) -> None:
         """The row is due again when the lease ends, and not before."""
         connection = connect()
@@ -108,7 +118,9 @@ class TestClaim:
         connection, other = connect(), connect()
         table.write(connection, count=3)
         with other.transaction():
-            taken = other.execute(sql.CLAIM_EVENTS, {"limit": 2, "lease_seconds": LEASE_SECONDS}).fetchall()
+            taken = other.execute(
+                sql.CLAIM_EVENTS, {"limit": 2, "lease_seconds": LEASE_SECONDS, "since": None}
+            ).fetchall()
             # Waiting would end in lock_timeout, and so in an error.
             rest = claimed_ids(database)
         assert len(taken) == 2
@@ -147,12 +159,130 @@ class TestClaim:
         )
         connection.execute("ANALYZE outbox")
         explained = connection.execute(
-            b"EXPLAIN (FORMAT JSON) " + sql.CLAIM_EVENTS, {"limit": 100, "lease_seconds": LEASE_SECONDS}
+            b"EXPLAIN (FORMAT JSON) " + sql.CLAIM_EVENTS, {"limit": 100, "lease_seconds": LEASE_SECONDS, "since": None}
         ).fetchone()
         assert explained is not None
         plan = json.dumps(explained[0])
         assert '"Index Name": "outbox_due"' in plan
         assert "Seq Scan" not in plan
+
+
+@pytest.mark.usefixtures("clock")
+class TestClaims:
+    """Where a relay's claims begin, which decides how soon an event is found, and nothing else."""
+
+    @pytest.fixture
+    def claims(self, connect: Connect, database: Database) -> Claims:
+        """Claims that have got to this moment, of a relay whose clock only the test moves."""
+        claims = Claims(database)
+        [event_id] = table.write(connect())
+        assert taken(claims) == {event_id}
+        return claims
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> "Clock":
+        return Clock(monkeypatch)
+
+    def test_a_row_that_commits_a_little_late_is_in_the_next_claim(self, connect: Connect, claims: Claims) -> None:
+        """It came to be due a second and a half before the last claim's end, which is longer than a charge takes."""
+        late = write_due(connect(), seconds_ago=1.5)
+        assert taken(claims) == late
+
+    @pytest.mark.parametrize("seconds_ago", [5, HOURS, 24 * 365 * HOURS])
+    def test_a_row_that_is_due_further_back_waits_for_a_quarter_of_a_minute(
+        self, seconds_ago: float, connect: Connect, claims: Claims, clock: "Clock"
+    ) -> None:
+        """Committed late, or set so by hand, however far back: the next claim that begins at the beginning has it."""
+        connection = connect()
+        late = write_due(connection, seconds_ago=seconds_ago)
+        young = write_due(connection, seconds_ago=0)
+        assert taken(claims) == young
+        clock.pass_by(FULL_LOOK_SECONDS - 0.1)
+        assert taken(claims) == set()
+        clock.pass_by(0.1)
+        assert taken(claims) == late
+
+    def test_another_relay_has_it_at_once(self, connect: Connect, claims: Claims, database: Database) -> None:
+        """Where claims begin is one relay's own matter, and a new run begins at the beginning."""
+        late = write_due(connect(), seconds_ago=HOURS)
+        assert taken(claims) == set()
+        assert taken(Claims(database)) == late
+
+    def test_a_backlog_further_back_is_taken_without_another_wait(
+        self, connect: Connect, claims: Claims, clock: "Clock"
+    ) -> None:
+        """Once it is found, claim follows upon claim until it is gone, and then what is due now."""
+        connection = connect()
+        late = write_due(connection, seconds_ago=HOURS, count=30)
+        clock.pass_by(FULL_LOOK_SECONDS)
+        young = write_due(connection, seconds_ago=0, count=5)
+        found = [taken(claims, limit=10) for _ in range(4)]
+        assert set().union(*found[:3]) == late
+        assert found[3] == young
+
+    def test_a_straggler_does_not_set_the_claims_back(self, connect: Connect, claims: Claims, clock: "Clock") -> None:
+        """When one old row has been found and nothing else is due, the next claim begins where others have got to."""
+        connection = connect()
+        straggler = write_due(connection, seconds_ago=HOURS)
+        clock.pass_by(FULL_LOOK_SECONDS)
+        assert taken(claims) == straggler
+        write_due(connection, seconds_ago=HOURS / 2)
+        assert taken(claims) == set()
+
+    def test_a_claim_does_not_step_over_what_earlier_ones_left(self, connect: Connect, database: Database) -> None:
+        """Beside a snapshot that keeps every dead row, a claim reads what the last of a thousand events left."""
+        connection, holder, claims = connect(), connect(), Claims(database)
+        events: Sequence[ClaimedEvent] = []
+        with holder.transaction():
+            holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT FROM outbox")
+            for minutes in range(10, 0, -1):
+                write_due(connection, seconds_ago=60 * minutes, count=100)
+                events = claims.claim(100)
+                outbox.complete(database, [Completion(event, "PUBLISHED") for event in events])
+            since = max(event.due_at for event in events) - outbox.OVERLAP
+            beginning, end = (blocks_read(connection, since) for since in (None, since))
+        assert end < beginning / 5
+
+
+def taken(claims: Claims, limit: int = 100) -> set[UUID]:
+    return {event.id for event in claims.claim(limit)}
+
+
+def write_due(connection: table.Connection, *, seconds_ago: float, count: int = 1) -> set[UUID]:
+    """Commits rows that have come to be due so long ago, as an old transaction does."""
+    written = connection.execute(
+        """
+        INSERT INTO outbox (id, event_type, aggregate_id, payload, next_attempt_at)
+        SELECT gen_random_uuid(), 'ChargeCreated', gen_random_uuid(), '{}', now() - make_interval(secs => %s)
+        FROM generate_series(1, %s)
+        RETURNING id
+        """,
+        [seconds_ago, count],
+    ).fetchall()
+    return {event_id for (event_id,) in written}
+
+
+def blocks_read(connection: table.Connection, since: datetime | None) -> int:
+    """Returns how many blocks a claim reads to find that nothing is due."""
+    explained = connection.execute(
+        b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql.CLAIM_EVENTS,
+        {"limit": 100, "lease_seconds": LEASE_SECONDS, "since": since},
+    ).fetchone()
+    assert explained is not None
+    plan = explained[0][0]["Plan"]
+    return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+
+class Clock:
+    """A function's monotonic clock that stands still but for what a test lets pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: self._now)
+
+    def pass_by(self, seconds: float) -> None:
+        self._now += seconds
 
 
 class TestComplete:

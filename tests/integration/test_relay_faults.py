@@ -23,7 +23,8 @@ from psycopg import sql as composing
 
 from charging import errors, migrations, relay
 from charging.database import Database
-from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS
+from charging.outbox import LEASE_SECONDS
+from charging.relay import EVENTS_PER_SWEEP
 from charging.topic import ENTRIES_PER_CALL, Topic
 from local import lock, postgres
 from tests.conftest import Connect

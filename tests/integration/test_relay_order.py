@@ -11,8 +11,8 @@ import pytest
 
 from charging import outbox, relay, sql
 from charging.database import Database
-from charging.outbox import Completion
-from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS
+from charging.outbox import LEASE_SECONDS, Completion
+from charging.relay import EVENTS_PER_SWEEP
 from charging.topic import Topic
 from tests.conftest import Connect
 from tests.support import deployment, sns

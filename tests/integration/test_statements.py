@@ -60,7 +60,7 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
     "AWAIT_TWIN": {**CALLER, "wait_ms": 10},
     "READ_CHARGE": {"charge_id": UUID(int=2), "principal": "alice"},
     "READ_STORED_RESPONSE": CALLER,
-    "CLAIM_EVENTS": {"limit": 100, "lease_seconds": 30},
+    "CLAIM_EVENTS": {"limit": 100, "lease_seconds": 30, "since": None},
     "CLAIM_EVENTS_IN_ORDER": {"limit": 100, "lease_seconds": 30, "parked_blocks": True},
     "COMPLETE_EVENTS": {
         "ids": [UUID(int=3)],

@@ -1,5 +1,6 @@
 """How events are packed into calls of PublishBatch, whose quotas are 10 entries and 256 KiB in all."""
 
+from datetime import UTC, datetime
 from itertools import pairwise
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from charging.topic import _pack
 
 ENTRIES = 10
 BYTES = 262_144
+NOW = datetime.now(UTC)
 # The attributes of an event of type ChargeCreated: eventType and outboxId, each with its name, type and value.
 ATTRIBUTES = len("eventTypeStringChargeCreatedoutboxIdString") + 36
 
@@ -28,7 +30,7 @@ def claimed(draw: st.DrawFn) -> ClaimedEvent:
     """An event whose payload is about as large as drawn, and exactly so where its characters are bytes."""
     character = draw(characters)
     payload = character * (draw(sizes) // len(character.encode()))
-    return ClaimedEvent(UUID(int=draw(st.integers(0, 2**128 - 1))), "ChargeCreated", UUID(int=0), payload, 1, 0)
+    return ClaimedEvent(UUID(int=draw(st.integers(0, 2**128 - 1))), "ChargeCreated", UUID(int=0), payload, 1, 0, NOW)
 
 
 def size(event: ClaimedEvent) -> int:

@@ -18,14 +18,13 @@ from charging import sql
 from charging.database import Database
 from charging.identifiers import time_ordered_uuid
 from charging.instructions import Inspect, List, Moment, Park, Redrive, Selection, State
+from charging.outbox import LEASE_SECONDS
 
 # Far above what an event of this service has. Ten of them, escaped, are within the 6 MB of a function's answer.
 PAYLOAD_CHARACTERS = 65_536
 INSPECTED_EVENTS = 10
 # A person does not need to know by how many it is more, and the server does not need to count them.
 COUNTED_EVENTS = 100_000
-# The relay's own, which could not be imported without the AWS SDK. A test holds the two together.
-LEASE_SECONDS = 45
 
 type _Transaction = psycopg.Connection[tuple[Any, ...]]
 

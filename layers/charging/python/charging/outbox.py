@@ -1,8 +1,10 @@
 """The outbox: events on their way from the transaction that wrote them to the broker."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
@@ -14,6 +16,15 @@ from charging.database import Database
 SOURCE = "/charges"
 # Read in a tenth of a second, where millions would take longer than the server lets a statement run.
 MEASURED_EVENTS = 100_000
+# A lease outlives the relay's worst sweep (SWEEP_SECONDS there), since one that ends early sends its events twice.
+# It is also how long the events of a relay that died have to wait.
+LEASE_SECONDS = 45
+# A claim begins so long before the end of the last one. An event is due from the beginning of its transaction, which
+# commits some milliseconds later.
+OVERLAP = timedelta(seconds=2)
+# What came to be due behind that all the same waits until a claim begins at the very beginning, as each one does after
+# this time.
+FULL_LOOK_SECONDS = 15.0
 
 
 def event(
@@ -41,7 +52,10 @@ def event(
 
 @dataclass(frozen=True, slots=True)
 class ClaimedEvent:
-    """An event under a lease. `attempts` is this claim's fencing number; `payload` is what is sent, unchanged."""
+    """An event under a lease. `attempts` is this claim's fencing number; `payload` is what is sent, unchanged.
+
+    `due_at` is when it had come to be due, by the database's clock.
+    """
 
     id: UUID
     event_type: str
@@ -49,6 +63,7 @@ class ClaimedEvent:
     payload: str
     attempts: int
     refusals: int
+    due_at: datetime
 
 
 type Result = Literal["PUBLISHED", "REFUSED", "FAILED", "POSTPONED", "RETURNED"]
@@ -83,12 +98,45 @@ class Measurement:
     xmin_age: int
 
 
-def claim(database: Database, *, limit: int, lease_seconds: float) -> Sequence[ClaimedEvent]:
-    """Leases up to `limit` due events, those that have been due longest. No transaction stays open.
+def claim(
+    database: Database, *, limit: int, lease_seconds: float, since: datetime | None = None
+) -> Sequence[ClaimedEvent]:
+    """Leases up to `limit` due events, those that have been due longest, of those since a moment where one is given.
 
-    Raises as `Database.fetch` does. What a lost connection has claimed is due again when its lease has ended.
+    No transaction stays open. Raises as `Database.fetch` does. What a lost connection has claimed is due again when its
+    lease has ended.
     """
-    return database.fetch(class_row(ClaimedEvent), sql.CLAIM_EVENTS, {"limit": limit, "lease_seconds": lease_seconds})
+    parameters = {"limit": limit, "lease_seconds": lease_seconds, "since": since}
+    return database.fetch(class_row(ClaimedEvent), sql.CLAIM_EVENTS, parameters)
+
+
+class Claims:
+    """The claims of one relay, each of which begins a little before the end of the one before.
+
+    So a claim does not step over what earlier ones have left behind in the index, which nothing removes while somebody
+    holds an old snapshot. Where it begins decides nothing but how soon an event is found: one that has come to be due
+    further back, because its transaction was committed late or somebody has set it so, waits for the next claim that
+    begins at the very beginning. That is the first one, and one every FULL_LOOK_SECONDS.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._since: datetime | None = None
+        self._full_look_at = time.monotonic()
+
+    def claim(self, limit: int) -> Sequence[ClaimedEvent]:
+        """Leases as `claim` does, for as long as a relay needs."""
+        looks_fully = time.monotonic() >= self._full_look_at
+        since = None if looks_fully else self._since
+        events = claim(self._database, limit=limit, lease_seconds=LEASE_SECONDS, since=since)
+        if looks_fully:
+            self._full_look_at = time.monotonic() + FULL_LOOK_SECONDS
+        if events:
+            reached = max(event.due_at for event in events) - OVERLAP
+            # A claim that is full has left something behind its end, be that further back than others have been.
+            is_full = len(events) == limit
+            self._since = reached if is_full or self._since is None else max(self._since, reached)
+        return events
 
 
 def claim_in_order(

@@ -9,7 +9,7 @@
 -- but the first event meet one that waits at once. From the earliest on, each would read the aggregate's whole history.
 -- Written as a condition and not as IS NULL, which the planner takes for rare: it would then read the whole backlog first.
 WITH due AS (
-    SELECT id
+    SELECT id, next_attempt_at
     FROM outbox AS next
     WHERE published_at IS NULL AND failed_at IS NULL AND next_attempt_at <= now()
       AND COALESCE(
@@ -30,8 +30,10 @@ WITH due AS (
     FOR UPDATE SKIP LOCKED
 )
 UPDATE outbox
-SET attempts = attempts + 1,
+SET attempts = mod(attempts, 2147483647) + 1,
     next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
 FROM due
 WHERE outbox.id = due.id
-RETURNING outbox.id, outbox.event_type, outbox.aggregate_id, outbox.payload, outbox.attempts, outbox.refusals
+RETURNING
+    outbox.id, outbox.event_type, outbox.aggregate_id, outbox.payload, outbox.attempts, outbox.refusals,
+    due.next_attempt_at AS due_at

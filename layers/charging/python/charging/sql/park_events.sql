@@ -19,7 +19,7 @@ WITH taken AS (
 parked AS (
     UPDATE outbox
     SET failed_at = now(),
-        attempts = attempts + 1,
+        attempts = mod(attempts, 2147483647) + 1,
         last_error = 'Parked by an operator: ' || %(reason)s
     FROM taken
     WHERE outbox.id = taken.id

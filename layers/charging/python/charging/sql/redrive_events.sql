@@ -46,7 +46,7 @@ redriven AS (
     UPDATE outbox
     SET published_at = NULL,
         failed_at = NULL,
-        attempts = attempts + 1,
+        attempts = mod(attempts, 2147483647) + 1,
         refusals = 0,
         next_attempt_at = start.at + make_interval(secs => numbered.number::float8 / %(per_second)s)
     FROM numbered, start
