@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from uuid import UUID, uuid4
 
@@ -18,8 +18,8 @@ from charging import topic as topic_module
 from charging.contract import ChargeCommand
 from charging.database import Database
 from charging.idempotency import Scope
-from charging.outbox import claim
-from charging.relay import EVENTS_PER_SWEEP, LEASE_SECONDS, SWEEP_SECONDS
+from charging.outbox import FULL_LOOK_SECONDS, LEASE_SECONDS, ClaimedEvent, claim
+from charging.relay import EVENTS_PER_SWEEP, SWEEP_SECONDS
 from charging.topic import BYTES_PER_CALL, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Topic
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
@@ -449,10 +449,10 @@ class TestPublish:
         broker.faults.delivers = False
         outbox.write(connect(), "x" * 600_000)
         ids = outbox.write(connect(), count=EVENTS_PER_SWEEP - 1)
-        results = topic.publish(claim(database, limit=EVENTS_PER_SWEEP, lease_seconds=LEASE_SECONDS))
-        assert [completion.result for completion in next(results)] == ["FAILED"]
+        calls, unsent = topic.send(claim(database, limit=EVENTS_PER_SWEEP, lease_seconds=LEASE_SECONDS))
+        assert [completion.result for completion in unsent] == ["FAILED"]
         until(lambda: len(broker.sent) == len(ids))
-        assert Counter(completion.result for some in results for completion in some) == Counter(PUBLISHED=len(ids))
+        assert {completion.result for call in calls for completion in call.result()} == {"PUBLISHED"}
 
     def test_a_long_error_is_cut(self, connect: Connect, database: Database, topic: Topic, broker: Broker) -> None:
         """What the broker says does not grow the table."""
@@ -502,6 +502,37 @@ class TestSend:
 
         broker.faults.intercept = wait
         assert relay.run_once(database, topic).results == Counter(PUBLISHED=EVENTS_PER_SWEEP)
+
+    def test_a_slow_call_keeps_the_others_places_from_nobody(
+        self, connect: Connect, database: Database, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At full speed one call is not answered before SNS has all else that is due, three sweeps' worth. And never is
+        more leased than one sweep's."""
+        monkeypatch.setattr("charging.topic.READ_SECONDS", 60)
+        topic = Topic(broker.topic_arn, max_attempts=MAX_ATTEMPTS)
+        connection, observer = connect(), connect()
+        broker.faults.delivers = False
+        slow_start = sum(LIMITS[:-2])
+        ids = outbox.write(connection, count=slow_start + 3 * EVENTS_PER_SWEEP)
+        all_others = threading.Event()
+        leased: list[tuple[int]] = []
+
+        def look(entries: list[Entry]) -> None:
+            leased.extend(
+                observer.execute("SELECT count(*) FROM outbox WHERE attempts > 0 AND published_at IS NULL").fetchall()
+            )
+            if ids[slow_start] in [entry.id for entry in entries]:
+                all_others.wait(sns.HOLD_SECONDS / 2)
+
+        def count(_: list[Entry]) -> None:
+            if len(broker.accepted) == len(ids) - ENTRIES_PER_CALL:
+                all_others.set()
+
+        broker.faults.intercept, broker.faults.intercept_answer = look, count
+        run = relay.run(database, topic, budget_seconds=0, poll_seconds=0.25, remaining_seconds=plenty)
+        assert run.results == Counter(PUBLISHED=len(ids))
+        assert all_others.is_set()
+        assert max(leased) <= (EVENTS_PER_SWEEP,)
 
     def test_a_slow_call_delays_no_other_calls_mark(
         self, connect: Connect, database: Database, topic: Topic, broker: Broker
@@ -698,6 +729,41 @@ class TestMessage:
         [[entry]] = broker.calls
         assert {kind for kind, _ in entry.attributes.values()} == {"String"}
 
+    def test_a_call_is_what_the_sdk_alone_would_send(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Byte for byte, whatever the event holds: it is only encoded once, where the SDK does so twice."""
+        text = json.dumps({"principal": "ünï", "note": "é😀 &=+%20~*\x7f\n\"'<>#?/\\"}, ensure_ascii=False)
+        broker.faults.delivers = False  # by the SDK
+        outbox.write(connect(), text)
+        events = claim(database, limit=1, lease_seconds=LEASE_SECONDS)
+        requests: list[bytes] = []
+        answer = broker.answer
+
+        def record(request: bytes) -> Answer:
+            requests.append(request)
+            return answer(request)
+
+        monkeypatch.setattr(broker, "answer", record)
+        assert published(topic, events) == 1
+
+        monkeypatch.setattr(topic_module, "_encode_once", lambda **_: None)
+        assert published(Topic(broker.topic_arn, max_attempts=MAX_ATTEMPTS), events) == 1
+        [ours, alone] = [request for request in requests if b"Action=PublishBatch" in request]
+        assert ours == alone
+
+        def encode(*_: object, **__: object) -> str:
+            raise AssertionError("the SDK encodes the call, too")
+
+        monkeypatch.setattr("botocore.awsrequest.urlencode", encode)
+        assert published(topic, events) == 1
+
+
+def published(topic: Topic, events: Sequence[ClaimedEvent]) -> int:
+    """Sends events, and returns how many the broker accepted."""
+    calls, _ = topic.send(events)
+    return sum(completion.result == "PUBLISHED" for call in calls for completion in call.result())
+
 
 class TestGroups:
     """Fairness among principals, where SQS knows it."""
@@ -870,6 +936,48 @@ class TestRun:
         assert run.results["FAILED"] == run.results["REFUSED"] == 0
         # Of 2, 4, 2, 4 ... calls every second one is one too many.
         assert run.results["POSTPONED"] <= run.claimed / 5
+
+    def test_it_lets_go_at_full_speed_when_the_broker_throttles(
+        self, connect: Connect, database: Database, topic: Topic, broker: Broker, clock: Clock
+    ) -> None:
+        """Nothing more is claimed for the places of calls that were refused: only what was in flight is postponed, and
+        then a sweep that is half as large."""
+        outbox.write(connect(), count=1000)
+        broker.faults.intercept = lambda _: Answer.error(400, "Throttled") if len(broker.accepted) >= 300 else None
+        run = relay.run(
+            database, topic, budget_seconds=0, poll_seconds=0.25, remaining_seconds=plenty, pause=clock.pause
+        )
+        assert run.results["PUBLISHED"] >= 300
+        assert run.results["POSTPONED"] <= EVENTS_PER_SWEEP + EVENTS_PER_SWEEP // 2
+
+    def test_an_event_that_is_due_further_back_than_the_run_has_got_is_found_in_it(
+        self, connect: Connect, database: Database, topic: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A transaction of an hour ago commits while a relay polls: the event leaves within a quarter of a minute."""
+        connection = connect()
+        outbox.write(connection)
+        now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+
+        def pause(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+            if now == 5:
+                outbox.write(connection)
+                connection.execute(
+                    "UPDATE outbox SET next_attempt_at = now() - interval '1 hour' WHERE published_at IS NULL"
+                )
+
+        # From its commit on, the longest that it may take.
+        run = relay.run(
+            database,
+            topic,
+            budget_seconds=5 + FULL_LOOK_SECONDS + 0.25,
+            poll_seconds=0.25,
+            remaining_seconds=plenty,
+            pause=pause,
+        )
+        assert run.results == Counter(PUBLISHED=2)
 
     def test_it_recovers_with_the_broker(
         self, connect: Connect, database: Database, topic: Topic, broker: Broker, clock: Clock

@@ -89,7 +89,7 @@ class Measurement:
 
     A count of MEASURED_EVENTS stands for as many or more; the age is then at least that of the oldest untried event.
     `xmin_age` is how many transactions ago the oldest snapshot was taken that is still held by anybody. While it
-    grows, no dead row can be removed, and claiming gets slower.
+    grows, no dead row can be removed, and whoever reads the oldest rows first gets slower.
     """
 
     oldest_age_seconds: float
@@ -116,7 +116,8 @@ class Claims:
     So a claim does not step over what earlier ones have left behind in the index, which nothing removes while somebody
     holds an old snapshot. Where it begins decides nothing but how soon an event is found: one that has come to be due
     further back, because its transaction was committed late or somebody has set it so, waits for the next claim that
-    begins at the very beginning. That is the first one, and one every FULL_LOOK_SECONDS.
+    begins at the very beginning. That is the first one, and one every FULL_LOOK_SECONDS. More on it stands in
+    docs/decisions/0012-where-a-claim-begins.md.
     """
 
     def __init__(self, database: Database) -> None:

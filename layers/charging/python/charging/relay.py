@@ -3,21 +3,23 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 
 from charging import errors, outbox
 from charging.database import SILENCE_SECONDS, Database
-from charging.outbox import ClaimedEvent
-from charging.topic import CALL_SECONDS, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Topic
+from charging.outbox import LEASE_SECONDS, ClaimedEvent, Completion
+from charging.topic import CALL_SECONDS, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Call, Topic
 
 # As many as can be in flight at once, so that the last event of a claim is sent as soon as the first.
 EVENTS_PER_SWEEP = CALLS_IN_FLIGHT * ENTRIES_PER_CALL
-# The worst sweep: the claim at the end of the database's patience, the question after the topic's limit and then the
-# calls at the end of SNS's, and the marking twice at the end of the database's.
+# At full speed more is claimed when so many calls have ended: the others keep the broker busy meanwhile.
+CALLS_PER_CLAIM = CALLS_IN_FLIGHT // 2
+# A mark is a commit: calls that end within so much of one another are marked together.
+LINGER_SECONDS = 0.005
+# The worst that a claim can come to: the claim at the end of the database's patience, the question after the topic's
+# limit and then the calls at the end of SNS's, and the marking twice at the end of the database's.
 SWEEP_SECONDS = 2 * CALL_SECONDS + 3 * SILENCE_SECONDS
-# A lease outlives the worst sweep, since one that ends early sends its events twice. It is also how long the events of
-# a relay that died have to wait.
-LEASE_SECONDS = 45
 # While the broker takes nothing at all, a sweep follows only after a pause. It doubles from a second to this.
 LONGEST_PAUSE_SECONDS = 10.0
 
@@ -27,7 +29,7 @@ class Sweep:
     """What a claim, or a sum of them, came to: how many events had which result, and how many leases had been lost.
 
     `unmarked` counts those whose result could not be written down: they are sent again when their lease has ended.
-    `error` is why, or why there was no claim; of a sum it is the last sweep's.
+    `error` is why, or why there was no claim; of a sum it is the first.
     """
 
     results: Counter[str] = field(default_factory=Counter)
@@ -50,8 +52,11 @@ class Sweep:
             self.results + other.results,
             self.lease_lost + other.lease_lost,
             self.unmarked + other.unmarked,
-            other.error,
+            self.error or other.error,
         )
+
+
+type Claim = Callable[[int], Sequence[ClaimedEvent]]
 
 
 def run_once(database: Database, topic: Topic, *, limit: int = EVENTS_PER_SWEEP, parked_blocks: bool = True) -> Sweep:
@@ -59,28 +64,61 @@ def run_once(database: Database, topic: Topic, *, limit: int = EVENTS_PER_SWEEP,
 
     No transaction is open while the topic is called. An event is marked published only after the topic has
     accepted that very event; a crash in between sends it again once its lease has ended. Never raises for what the
-    database does: that is in the result, and one call's events are marked whatever becomes of another's.
+    database does: that is in the result, and one call's events are marked whatever becomes of another's. A mistake of
+    ours in one call is raised when the others have ended and their results are written down.
     """
-    try:
-        events = _claim(database, topic, limit, parked_blocks=parked_blocks)
-    except errors.ChargingError as failed:
-        return Sweep(error=failed)
-    sweep = Sweep()
-    error: errors.ChargingError | None = None
-    for completions in topic.publish(events):
-        results = Counter[str](completion.result for completion in completions)
-        try:
-            sweep += Sweep(results, lease_lost=outbox.complete(database, completions))
-        except errors.ChargingError as failed:
-            sweep += Sweep(results, unmarked=len(completions))
-            error = failed
-    return replace(sweep, error=error)
+    return _sweep(database, topic, _claims(database, topic, parked_blocks=parked_blocks), limit, lambda: False)
 
 
-def _claim(database: Database, topic: Topic, limit: int, *, parked_blocks: bool) -> Sequence[ClaimedEvent]:
+def _claims(database: Database, topic: Topic, *, parked_blocks: bool) -> Claim:
     if topic.is_ordered:
-        return outbox.claim_in_order(database, limit=limit, lease_seconds=LEASE_SECONDS, parked_blocks=parked_blocks)
-    return outbox.claim(database, limit=limit, lease_seconds=LEASE_SECONDS)
+        return lambda limit: outbox.claim_in_order(
+            database, limit=limit, lease_seconds=LEASE_SECONDS, parked_blocks=parked_blocks
+        )
+    return outbox.Claims(database).claim
+
+
+def _sweep(database: Database, topic: Topic, claim: Claim, limit: int, goes_on: Callable[[], bool]) -> Sweep:
+    """Keeps the promise of `run_once`, and at full speed goes on as long as enough is due, all goes well, and `goes_on`
+    says so: the places of calls that have ended are filled while others are under way, so that the broker waits neither
+    for the database nor for the slowest call. Never is more claimed and not marked than one claim's worth.
+    """
+    sweep = Sweep()
+    calls: set[Call] = set()
+    mistakes: list[BaseException] = []
+    is_full = False
+    room = limit
+    while room or calls:
+        if room:
+            try:
+                events = claim(room)
+            except errors.ChargingError as failed:
+                sweep, events = sweep + Sweep(error=failed), []
+            # Under way before anything is written down, which may take its time: the lease is running.
+            begun, completions = topic.send(events, calls=CALLS_IN_FLIGHT - len(calls))
+            calls |= begun
+            is_full = len(events) == room
+        else:
+            wait(calls, return_when=FIRST_COMPLETED)
+            ended, calls = wait(calls, timeout=LINGER_SECONDS)
+            mistakes += [mistake for call in ended if (mistake := call.exception())]
+            completions = [completion for call in ended if not call.exception() for completion in call.result()]
+        sweep += _mark(database, completions)
+        places = CALLS_IN_FLIGHT - len(calls)
+        goes_well = is_full and not (mistakes or sweep.error or sweep.results["POSTPONED"])
+        is_fast = limit == EVENTS_PER_SWEEP and places >= CALLS_PER_CLAIM
+        room = places * ENTRIES_PER_CALL if goes_well and is_fast and goes_on() else 0
+    if mistakes:
+        raise mistakes[0]
+    return sweep
+
+
+def _mark(database: Database, completions: Sequence[Completion]) -> Sweep:
+    results = Counter[str](completion.result for completion in completions)
+    try:
+        return Sweep(results, lease_lost=outbox.complete(database, completions))
+    except errors.ChargingError as failed:
+        return Sweep(results, unmarked=len(completions), error=failed)
 
 
 def run(
@@ -104,15 +142,20 @@ def run(
     run, where something did.
     """
     end = time.monotonic() + budget_seconds
+    claim = _claims(database, topic, parked_blocks=parked_blocks)
     total = Sweep()
     limit = ENTRIES_PER_CALL
     setback = 0.0
-    while remaining_seconds() > SWEEP_SECONDS and (not budget_seconds or time.monotonic() < end):
-        sweep = run_once(database, topic, limit=limit, parked_blocks=parked_blocks)
-        total += sweep
+
+    def is_time_left() -> bool:
+        return remaining_seconds() > SWEEP_SECONDS and (not budget_seconds or time.monotonic() < end)
+
+    while is_time_left():
+        sweep = _sweep(database, topic, claim, limit, is_time_left)
+        total = replace(total + sweep, error=sweep.error)
         if isinstance(sweep.error, errors.TemporarilyUnavailable | errors.DatabaseFault):
             return total
-        is_full = sweep.claimed == limit
+        is_full = sweep.claimed >= limit
         if sweep.results["POSTPONED"]:
             limit = max(ENTRIES_PER_CALL, limit // 2)
         elif sweep.results["PUBLISHED"]:
