@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from uuid import UUID
 
-from charging import errors, idempotency, problem
-from charging.charges import Charge
-from charging.contract import BODY_BYTES, ChargeCommand
+from charging import compact, errors, idempotency, problem
+from charging.charges import Charge, ChargeCommand
+from charging.contract import BODY_BYTES
 from charging.idempotency import InFlight, KeyReused, StoredResponse
 from local import openapi_webhooks
 from local.openapi_parts import HEX_GROUPS, KEY, KEY_HEADER, Json, body, id_in_path, problems
@@ -15,7 +15,7 @@ DOCUMENT = Path("docs/openapi.json")
 
 _CHARGE = Charge(UUID("01a22fc4-9395-7a4e-9400-75652bc34a19"), 4900, "USD", "order 7")
 _RESPONSE = StoredResponse(
-    201, {"Content-Type": "application/json", "Location": f"/charges/{_CHARGE.id}"}, _CHARGE.to_json()
+    201, {"Content-Type": "application/json", "Location": f"/charges/{_CHARGE.id}"}, compact.json(_CHARGE.members())
 )
 
 _DESCRIPTION = f"""\
@@ -120,7 +120,7 @@ def _create() -> Json:
                     "Location": {"$ref": "#/components/headers/Location"},
                     "Idempotent-Replayed": {"$ref": "#/components/headers/Idempotent-Replayed"},
                 },
-                "content": body("Charge", json.loads(_CHARGE.to_json())),
+                "content": body("Charge", _CHARGE.members()),
                 "links": {
                     "charge": {"operationId": "readCharge", "parameters": {"charge_id": "$response.body#/id"}},
                     "result": {
@@ -179,7 +179,7 @@ def _read() -> Json:
             id_in_path("charge_id", str(_CHARGE.id)),
         ],
         "responses": {
-            "200": {"description": "The charge.", "content": body("Charge", json.loads(_CHARGE.to_json()))},
+            "200": {"description": "The charge.", "content": body("Charge", _CHARGE.members())},
             **problems(errors.Unauthenticated, errors.NoSuchResource, errors.TemporarilyUnavailable),
         },
     }

@@ -6,8 +6,10 @@ CREATE TABLE charge_totals (
     day date NOT NULL,
     charges bigint NOT NULL,
     amount_cents bigint NOT NULL,
-    CONSTRAINT charge_totals_amount_is_positive CHECK ((amount_cents > 0)),
-    CONSTRAINT charge_totals_charges_is_positive CHECK ((charges > 0))
+    refunds bigint DEFAULT 0 NOT NULL,
+    refunded_cents bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT charge_totals_charges_come_to_an_amount CHECK (((charges >= 0) AND ((charges > 0) = (amount_cents > 0)) AND (amount_cents >= 0))),
+    CONSTRAINT charge_totals_refunds_come_to_an_amount CHECK (((refunds >= 0) AND ((refunds > 0) = (refunded_cents > 0)) AND (refunded_cents >= 0)))
 );
 
 CREATE TABLE charges (
@@ -17,10 +19,13 @@ CREATE TABLE charges (
     currency text NOT NULL,
     reference text,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
+    refunded_cents bigint DEFAULT 0 NOT NULL,
+    refunds integer DEFAULT 0 NOT NULL,
     CONSTRAINT charges_amount_is_from_1_to_999999999999 CHECK (((amount_cents >= 1) AND (amount_cents <= '999999999999'::bigint))),
     CONSTRAINT charges_currency_is_three_upper_case_letters CHECK ((currency ~ '^[A-Z]{3}$'::text)),
     CONSTRAINT charges_principal_has_1_to_1024_bytes CHECK (((octet_length(principal) >= 1) AND (octet_length(principal) <= 1024))),
-    CONSTRAINT charges_reference_has_1_to_64_characters CHECK (((char_length(reference) >= 1) AND (char_length(reference) <= 64)))
+    CONSTRAINT charges_reference_has_1_to_64_characters CHECK (((char_length(reference) >= 1) AND (char_length(reference) <= 64))),
+    CONSTRAINT charges_refunded_is_at_most_the_amount CHECK (((refunded_cents >= 0) AND (refunded_cents <= amount_cents)))
 );
 
 CREATE TABLE charges_without_outbox (
@@ -131,6 +136,18 @@ CREATE TABLE reconciliation (
     CONSTRAINT reconciliation_has_one_row CHECK (is_the_only_row)
 );
 
+CREATE TABLE refunds (
+    id uuid NOT NULL,
+    charge_id uuid NOT NULL,
+    number integer NOT NULL,
+    amount_cents bigint NOT NULL,
+    reference text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT refunds_amount_is_positive CHECK ((amount_cents > 0)),
+    CONSTRAINT refunds_number_is_positive CHECK ((number > 0)),
+    CONSTRAINT refunds_reference_has_1_to_64_characters CHECK (((char_length(reference) >= 1) AND (char_length(reference) <= 64)))
+);
+
 CREATE TABLE schema_migrations (
     number integer NOT NULL,
     name text NOT NULL,
@@ -198,6 +215,12 @@ ALTER TABLE ONLY processed_events
 ALTER TABLE ONLY reconciliation
     ADD CONSTRAINT reconciliation_pkey PRIMARY KEY (is_the_only_row);
 
+ALTER TABLE ONLY refunds
+    ADD CONSTRAINT refunds_are_numbered_by_charge UNIQUE (charge_id, number);
+
+ALTER TABLE ONLY refunds
+    ADD CONSTRAINT refunds_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY schema_migrations
     ADD CONSTRAINT schema_migrations_pkey PRIMARY KEY (number);
 
@@ -230,3 +253,6 @@ CREATE INDEX webhook_endpoints_open ON webhook_endpoints USING btree (resumes_at
 
 ALTER TABLE ONLY delivery_attempts
     ADD CONSTRAINT delivery_attempts_belongs_to_a_delivery FOREIGN KEY (endpoint_id, event_id) REFERENCES outbox_deliveries(endpoint_id, event_id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY refunds
+    ADD CONSTRAINT refunds_belong_to_a_charge FOREIGN KEY (charge_id) REFERENCES charges(id);

@@ -2,24 +2,27 @@
 
 import contextlib
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
-from aws_lambda_powertools.utilities.typing import LambdaContext
-
-from charging import charges, contract, errors, gateway, idempotency, responses
-from charging.contract import ChargeCommand
+from charging import api, charges, compact, gateway, idempotency, refunds
+from charging.api import Api
+from charging.charges import ChargeCommand
 from charging.database import Database
-from charging.idempotency import Scope
-from charging.settings import ChargesSettings
+from charging.gateway import Request, Response
+from charging.refunds import RefundCommand
+from charging.settings import OperationSettings
 
-app = APIGatewayRestResolver()
+if TYPE_CHECKING:
+    from aws_lambda_powertools.utilities.typing import LambdaContext
+
+API = Api("charges")
 
 
 @cache
-def settings() -> ChargesSettings:
+def settings() -> OperationSettings:
     """The environment, read at the first request."""
-    return ChargesSettings.from_environment()
+    return OperationSettings.from_environment()
 
 
 @cache
@@ -43,56 +46,52 @@ with contextlib.suppress(ImportError):  # Lambda's runtime alone has it.
     register_before_snapshot(before_snapshot)
 
 
-def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Answers one request, in whichever of the gateway's shapes it comes."""
-    return gateway.response_for(event, app.resolve(gateway.rest_event(event), context))
+def handler(event: dict[str, Any], context: "LambdaContext") -> dict[str, Any]:
+    """Answers one request."""
+    return API.answer(event, context)
 
 
-@app.post("/charges")
-def create_charge() -> Response[str]:
-    """Reads the request into a command and charges it."""
-    request = app.current_event.raw_event
-    scope = scope_of(gateway.header_lines(request, "Idempotency-Key"))
-    contract.require_json(gateway.header_lines(request, "Content-Type"))
-    command = contract.parse(ChargeCommand, gateway.body(request))
-    outcome = charges.create(
-        database(),
-        scope,
-        command,
-        retention_hours=settings().retention_hours,
-        in_flight_wait_seconds=settings().in_flight_wait_ms / 1000,
-        traceparent=contract.traceparent(gateway.header_lines(request, "traceparent")),
-        deadline=responses.deadline(app.lambda_context),
-    )
-    return responses.of(outcome, scope, service="charges")
+@API.route("POST /charges")
+def create_charge(request: Request) -> Response:
+    """Charges."""
+    call = api.call(request, charges.ENDPOINT, ChargeCommand, settings())
+    return API.outcome(charges.create(database(), call), call)
 
 
-@app.get("/charges/<charge_id>")
-def read_charge(charge_id: str) -> Response[str]:
+@API.route("GET /charges/{id}")
+def read_charge(request: Request, charge_id: UUID) -> Response:
     """Shows the caller one of their own charges."""
-    principal = gateway.principal(app.current_event.raw_event)
-    found = contract.resource_id(charge_id)
-    charge = charges.read(database(), principal, found, deadline=responses.deadline(app.lambda_context))
-    return responses.ok(charge.to_json())
+    charge = charges.read(database(), gateway.principal(request), charge_id, deadline=api.deadline(request))
+    return api.ok(compact.json(charge.members()))
 
 
-@app.get("/charges")
-def find_result() -> Response[str]:
+@API.route("GET /charges")
+def find_charge(request: Request) -> Response:
     """Tells the caller what became of one of their own keys."""
-    scope = scope_of(gateway.query_values(app.current_event.raw_event, "idempotencyKey"))
-    response = idempotency.find(database(), scope, deadline=responses.deadline(app.lambda_context))
-    return responses.ok(idempotency.to_json(response))
+    return result_of(request, charges.ENDPOINT)
 
 
-def scope_of(key: list[str]) -> Scope:
-    """Whose key it is."""
-    return responses.scope(app, charges.ENDPOINT, key)
+@API.route("POST /charges/{id}/refunds")
+def create_refund(request: Request, charge_id: UUID) -> Response:
+    """Refunds a part of one of the caller's own charges."""
+    call = api.call(request, refunds.ENDPOINT, RefundCommand, settings())
+    return API.outcome(refunds.create(database(), call, charge_id), call)
 
 
-def refuse(error: Exception) -> Response[str]:
-    """Answers for whatever was raised."""
-    return responses.refuse(app, error, service="charges")
+@API.route("GET /charges/{id}/refunds/{id}")
+def read_refund(request: Request, charge_id: UUID, refund_id: UUID) -> Response:
+    """Shows the caller one refund of one of their own charges."""
+    principal, deadline = gateway.principal(request), api.deadline(request)
+    return api.ok(compact.json(refunds.read(database(), principal, charge_id, refund_id, deadline=deadline).members()))
 
 
-app.exception_handler(Exception)(refuse)
-app.not_found(lambda _: refuse(errors.NoSuchResource()))
+@API.route("GET /charges/{id}/refunds")
+def find_refund(request: Request, charge_id: UUID) -> Response:
+    """Tells the caller what became of one of their own keys."""
+    return result_of(request, refunds.ENDPOINT)
+
+
+def result_of(request: Request, endpoint: str) -> Response:
+    """Says what a repetition under the key in the query would be answered."""
+    scope = api.scope_in_query(request, endpoint)
+    return api.ok(idempotency.to_json(idempotency.find(database(), scope, deadline=api.deadline(request))))

@@ -6,22 +6,20 @@ the AWS SDK.
 
 from functools import cache
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
-from aws_lambda_powertools.utilities.typing import LambdaContext
-
-from charging import contract, endpoints, errors, gateway, responses, vault
-from charging.contract import Command
+from charging import api, compact, contract, endpoints, errors, gateway, vault
+from charging.api import Api
 from charging.database import Database
 from charging.endpoints import Endpoint, EndpointCommand, ResendCommand, RotateCommand
+from charging.gateway import Request, Response
 from charging.settings import EndpointsSettings, allows_loopback
 
-PATH = "/webhook-endpoints"
-ONE = f"{PATH}/<endpoint_id>"
+if TYPE_CHECKING:
+    from aws_lambda_powertools.utilities.typing import LambdaContext
 
-app = APIGatewayRestResolver()
+API = Api("endpoints")
 
 
 @cache
@@ -42,130 +40,105 @@ def master_key() -> bytes:
     return vault.read(settings().master_key_arn).encode()
 
 
-def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Answers one request, in whichever of the gateway's shapes it comes."""
-    return gateway.response_for(event, app.resolve(gateway.rest_event(event), context))
+def handler(event: dict[str, Any], context: "LambdaContext") -> dict[str, Any]:
+    """Answers one request."""
+    return API.answer(event, context)
 
 
-@app.post(PATH)
-def create_endpoint() -> Response[str]:
+@API.route("POST /webhook-endpoints")
+def create_endpoint(request: Request) -> Response:
     """Creates an endpoint, once for its key."""
-    request = app.current_event.raw_event
-    scope = responses.scope(app, endpoints.ENDPOINT, gateway.header_lines(request, "Idempotency-Key"))
-    outcome = endpoints.create(
-        database(),
-        scope,
-        command_of(EndpointCommand),
-        retention_hours=settings().retention_hours,
-        allows_loopback=allows_loopback(),
-        deadline=deadline(),
-    )
-    return responses.of(outcome, scope, service="endpoints")
+    call = api.call(request, endpoints.ENDPOINT, EndpointCommand, settings())
+    return API.outcome(endpoints.create(database(), call, allows_loopback=allows_loopback()), call)
 
 
-@app.get(PATH)
-def list_endpoints() -> Response[str]:
+@API.route("GET /webhook-endpoints")
+def list_endpoints(request: Request) -> Response:
     """Shows the caller their endpoints."""
-    found = endpoints.find_all(database(), principal(), deadline=deadline())
+    found = endpoints.find_all(database(), gateway.principal(request), deadline=api.deadline(request))
     return shown({"endpoints": [endpoint.members() for endpoint in found]})
 
 
-@app.get(ONE)
-def read_endpoint(endpoint_id: str) -> Response[str]:
+@API.route("GET /webhook-endpoints/{id}")
+def read_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Shows the caller one of their endpoints."""
-    return shown(endpoint_of(endpoint_id).members())
+    return shown(endpoint_of(request, endpoint_id).members())
 
 
-@app.delete(ONE)
-def delete_endpoint(endpoint_id: str) -> Response[str]:
+@API.route("DELETE /webhook-endpoints/{id}")
+def delete_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Deletes one of the caller's endpoints."""
-    endpoints.delete(database(), principal(), contract.resource_id(endpoint_id), deadline=deadline())
-    return Response(HTTPStatus.NO_CONTENT.value, body="")
+    endpoints.delete(database(), gateway.principal(request), endpoint_id, deadline=api.deadline(request))
+    return Response(HTTPStatus.NO_CONTENT.value, {}, "")
 
 
-@app.get(f"{ONE}/secret")
-def read_secret(endpoint_id: str) -> Response[str]:
+@API.route("GET /webhook-endpoints/{id}/secret")
+def read_secret(request: Request, endpoint_id: UUID) -> Response:
     """Shows the caller the secret of one of their endpoints. Nothing that is stored ever holds one."""
-    secrets = endpoints.secrets(endpoint_of(endpoint_id), master_key())
-    return responses.ok(endpoints.to_json(secrets), headers={"Cache-Control": "no-store"})
+    secrets = endpoints.secrets(endpoint_of(request, endpoint_id), master_key())
+    return api.ok(compact.json(secrets), headers={"Cache-Control": "no-store"})
 
 
-@app.post(f"{ONE}/rotate-secret")
-def rotate_secret(endpoint_id: str) -> Response[str]:
+@API.route("POST /webhook-endpoints/{id}/rotate-secret")
+def rotate_secret(request: Request, endpoint_id: UUID) -> Response:
     """Replaces the secret of one of the caller's endpoints."""
-    caller, found, command = principal(), contract.resource_id(endpoint_id), command_of(RotateCommand)
-    return shown(endpoints.rotate(database(), caller, found, command, deadline=deadline()).members())
+    principal, command = gateway.principal(request), api.command(request, RotateCommand)
+    rotated = endpoints.rotate(database(), principal, endpoint_id, command, deadline=api.deadline(request))
+    return shown(rotated.members())
 
 
-@app.post(f"{ONE}/disable")
-def disable_endpoint(endpoint_id: str) -> Response[str]:
+@API.route("POST /webhook-endpoints/{id}/disable")
+def disable_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Holds the deliveries of one of the caller's endpoints."""
-    found = contract.resource_id(endpoint_id)
-    return shown(endpoints.disable(database(), principal(), found, deadline=deadline()).members())
+    principal = gateway.principal(request)
+    return shown(endpoints.disable(database(), principal, endpoint_id, deadline=api.deadline(request)).members())
 
 
-@app.post(f"{ONE}/enable")
-def enable_endpoint(endpoint_id: str) -> Response[str]:
+@API.route("POST /webhook-endpoints/{id}/enable")
+def enable_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Lets the deliveries of one of the caller's endpoints go."""
-    found = contract.resource_id(endpoint_id)
-    return shown(endpoints.enable(database(), principal(), found, deadline=deadline()).members())
+    principal = gateway.principal(request)
+    return shown(endpoints.enable(database(), principal, endpoint_id, deadline=api.deadline(request)).members())
 
 
-@app.post(f"{ONE}/test")
-def test_endpoint(endpoint_id: str) -> Response[str]:
+@API.route("POST /webhook-endpoints/{id}/test")
+def test_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Has a test event sent to one of the caller's endpoints."""
-    found = contract.resource_id(endpoint_id)
-    event_id = endpoints.test(database(), principal(), found, deadline=deadline())
+    event_id = endpoints.test(database(), gateway.principal(request), endpoint_id, deadline=api.deadline(request))
     return shown({"eventId": str(event_id)}, HTTPStatus.ACCEPTED)
 
 
-@app.get(f"{ONE}/deliveries")
-def list_deliveries(endpoint_id: str) -> Response[str]:
+@API.route("GET /webhook-endpoints/{id}/deliveries")
+def list_deliveries(request: Request, endpoint_id: UUID) -> Response:
     """Shows the caller a page of the deliveries of one of their endpoints."""
-    caller, found = principal(), contract.resource_id(endpoint_id)
-    before = cursor(gateway.query_values(app.current_event.raw_event, "cursor"))
-    return shown(endpoints.find_deliveries(database(), caller, found, before=before, deadline=deadline()))
+    principal, before = gateway.principal(request), cursor(request)
+    deadline = api.deadline(request)
+    return shown(endpoints.find_deliveries(database(), principal, endpoint_id, before=before, deadline=deadline))
 
 
-@app.post(f"{ONE}/deliveries/<event_id>/resend")
-def resend_delivery(endpoint_id: str, event_id: str) -> Response[str]:
+@API.route("POST /webhook-endpoints/{id}/deliveries/{id}/resend")
+def resend_delivery(request: Request, endpoint_id: UUID, event_id: UUID) -> Response:
     """Has one delivery sent again."""
-    caller, found = principal(), contract.resource_id(endpoint_id)
-    endpoints.resend(database(), caller, found, contract.resource_id(event_id), deadline=deadline())
+    endpoints.resend(database(), gateway.principal(request), endpoint_id, event_id, deadline=api.deadline(request))
     return shown({"resent": 1}, HTTPStatus.ACCEPTED)
 
 
-@app.post(f"{ONE}/resend")
-def resend_deliveries(endpoint_id: str) -> Response[str]:
+@API.route("POST /webhook-endpoints/{id}/resend")
+def resend_deliveries(request: Request, endpoint_id: UUID) -> Response:
     """Has the deliveries since a time sent again."""
-    caller, found, command = principal(), contract.resource_id(endpoint_id), command_of(ResendCommand)
-    return shown(endpoints.resend_since(database(), caller, found, command, deadline=deadline()), HTTPStatus.ACCEPTED)
+    principal, command = gateway.principal(request), api.command(request, ResendCommand)
+    resent = endpoints.resend_since(database(), principal, endpoint_id, command, deadline=api.deadline(request))
+    return shown(resent, HTTPStatus.ACCEPTED)
 
 
-def principal() -> str:
-    """Who is calling."""
-    return gateway.principal(app.current_event.raw_event)
-
-
-def deadline() -> float:
-    """When the database must have answered."""
-    return responses.deadline(app.lambda_context)
-
-
-def endpoint_of(endpoint_id: str) -> Endpoint:
+def endpoint_of(request: Request, endpoint_id: UUID) -> Endpoint:
     """The caller's endpoint."""
-    return endpoints.find(database(), principal(), contract.resource_id(endpoint_id), deadline=deadline())
+    return endpoints.find(database(), gateway.principal(request), endpoint_id, deadline=api.deadline(request))
 
 
-def command_of[C: Command](model: type[C]) -> C:
-    """The command in the body."""
-    request = app.current_event.raw_event
-    contract.require_json(gateway.header_lines(request, "Content-Type"))
-    return contract.parse(model, gateway.body(request))
-
-
-def cursor(values: list[str]) -> UUID | None:
+def cursor(request: Request) -> UUID | None:
     """Where the page begins; None for the first one. Raises InvalidRequest for what no page has said."""
+    values = gateway.query_values(request, "cursor")
     if not values:
         return None
     try:
@@ -177,15 +150,6 @@ def cursor(values: list[str]) -> UUID | None:
         ) from None
 
 
-def shown(members: dict[str, object], status: HTTPStatus = HTTPStatus.OK) -> Response[str]:
+def shown(members: dict[str, object], status: HTTPStatus = HTTPStatus.OK) -> Response:
     """Answers with what the API shows."""
-    return responses.ok(endpoints.to_json(members), status=status.value)
-
-
-def refuse(error: Exception) -> Response[str]:
-    """Answers for whatever was raised."""
-    return responses.refuse(app, error, service="endpoints")
-
-
-app.exception_handler(Exception)(refuse)
-app.not_found(lambda _: refuse(errors.NoSuchResource()))
+    return api.ok(compact.json(members), status=status)

@@ -40,9 +40,9 @@ def apply(record: SQSRecord) -> None:
     """Applies one message; raises for one that has to come back, or that belongs in the dead-letter queue."""
     logger = telemetry.logger("subscriber")
     try:
-        charge = totals.read(record.body)
-        is_new = totals.apply(database(), charge)
+        event = totals.read(record.body)
+        is_new = totals.apply(database(), event)
     except Exception:
         logger.exception("event_failed", message_id=record.message_id)
         raise
-    logger.info("event_applied" if is_new else "event_repeated", outbox_id=str(charge.id))
+    logger.info("event_applied" if is_new else "event_repeated", outbox_id=str(event.id))

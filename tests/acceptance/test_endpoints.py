@@ -190,7 +190,8 @@ def create_apart(database_url: str) -> str:
     import time  # noqa: PLC0415
 
     from charging import endpoints, errors  # noqa: PLC0415
-    from charging.idempotency import Created, Scope  # noqa: PLC0415
+    from charging.idempotency import Created  # noqa: PLC0415
+    from tests.support.ledger import call_of  # noqa: PLC0415
 
     with deployment.database(database_url) as database:
         endpoints.find_all(database, "alice", deadline=time.monotonic() + 10)
@@ -198,11 +199,8 @@ def create_apart(database_url: str) -> str:
         try:
             outcome = endpoints.create(
                 database,
-                Scope("alice", endpoints.ENDPOINT, uuid4()),
-                endpoints.EndpointCommand.model_validate(COMMAND),
-                retention_hours=24,
+                call_of(endpoints.ENDPOINT, uuid4(), endpoints.EndpointCommand.model_validate(COMMAND)),
                 allows_loopback=False,
-                deadline=time.monotonic() + 10,
             )
         except errors.ChargingError as refused:
             return type(refused).__name__

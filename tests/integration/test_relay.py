@@ -15,15 +15,14 @@ from psycopg import sql as composing
 
 from charging import charges, errors, relay
 from charging import topic as topic_module
-from charging.contract import ChargeCommand
+from charging.charges import ChargeCommand
 from charging.database import Database
-from charging.idempotency import Scope
 from charging.outbox import FULL_LOOK_SECONDS, LEASE_SECONDS, ClaimedEvent, claim
 from charging.relay import EVENTS_PER_SWEEP, SWEEP_SECONDS
 from charging.topic import BYTES_PER_CALL, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Topic
 from tests.conftest import Connect
 from tests.support import deployment, outbox, sns
-from tests.support.ledger import until
+from tests.support.ledger import call_of, until
 from tests.support.outbox import Clock
 from tests.support.sns import Answer, Broker, Entry, Refusal
 
@@ -649,12 +648,7 @@ class TestMessage:
         given = {"amountCents": 4900} | ({} if reference is None else {"reference": reference})
         charges.create(
             database,
-            Scope("alice", charges.ENDPOINT, uuid4()),
-            ChargeCommand.model_validate(given),
-            retention_hours=24,
-            in_flight_wait_seconds=0,
-            traceparent=traceparent,
-            deadline=time.monotonic() + 5,
+            call_of(charges.ENDPOINT, uuid4(), ChargeCommand.model_validate(given), traceparent=traceparent),
         )
 
     def test_it_is_a_cloud_event(self, connect: Connect, database: Database, topic: Topic, broker: Broker) -> None:

@@ -50,6 +50,7 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         **CALLER,
         **RESPONSE,
         "charge_id": UUID(int=2),
+        "aggregate_id": UUID(int=2),
         "amount_cents": 4900,
         "currency": "USD",
         "reference": None,
@@ -206,6 +207,12 @@ def test_a_statement_runs_on_the_real_schema(name: str, connect: Connect) -> Non
 def test_columns_are_the_fields_of_the_row_type(name: str, connect: Connect) -> None:
     """Neither names a value that the other lacks."""
     assert set(columns(connect(), name)) == {field.name for field in fields(ROW_TYPES[name])}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in ROW_TYPES.items() if kind is ClaimRow])
+def test_the_row_of_a_claim_is_read_in_the_order_of_its_fields(name: str, connect: Connect) -> None:
+    """It is built by position."""
+    assert columns(connect(), name) == [field.name for field in fields(ClaimRow)]
 
 
 def test_a_stored_response_is_read_in_the_order_of_its_fields(connect: Connect) -> None:

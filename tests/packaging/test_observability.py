@@ -11,7 +11,7 @@ from tests.packaging.artifacts import FUNCTIONS, ROOT, TEMPLATE
 RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
 ALARMS = {name: one["Properties"] for name, one in RESOURCES.items() if one["Type"] == "AWS::CloudWatch::Alarm"}
 # What functions, and what those behind the API share, name in their calls of telemetry.emit.
-SHARED = ROOT / "layers/charging/python/charging/responses.py"
+SHARED = ROOT / "layers/charging/python/charging/api.py"
 SOURCES = "\n".join(path.read_text() for path in [*(ROOT / "functions").rglob("handler.py"), SHARED])
 
 

@@ -17,8 +17,8 @@ API_GATEWAY_SECONDS = 29
 VISIBILITY_FACTOR = 6
 
 
-# What a library reads by itself.
-OF_LIBRARIES = {"POWERTOOLS_METRICS_NAMESPACE"}
+# What no settings hold: the namespace of all metrics, and what a library reads by itself.
+NO_SETTINGS = {"METRICS_NAMESPACE", "PYDANTIC_DISABLE_PLUGINS"}
 
 
 def own_variables(function: str) -> dict[str, object]:
@@ -37,7 +37,7 @@ def test_variables_are_those_that_settings_read(name: str) -> None:
     given = {**TEMPLATE["Globals"]["Function"]["Environment"]["Variables"], **own_variables(name)}
     module = importlib.import_module(f"{FUNCTIONS[name]['CodeUri'].replace('/', '.')}.handler")
     [settings] = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Settings)]
-    assert given.keys() - OF_LIBRARIES == settings.variables()
+    assert given.keys() - NO_SETTINGS == settings.variables()
     # Lambda's variables are strings; a bare number is turned into one by CloudFormation, and not by all else.
     assert all(isinstance(value, str | dict) for value in given.values())
 

@@ -33,7 +33,7 @@ type Event = dict[str, Any]
 
 # As template.yaml has it.
 TIMEOUT_SECONDS = 10.0
-# What charges needs beside its database.
+# What a function with operations needs beside its database.
 CHARGES = {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"}
 # What the relay needs beside its database and its topic. Its runs drain the outbox once.
 RELAY = {
@@ -51,7 +51,7 @@ WEBHOOKS = {
 }
 # And endpoints.
 ENDPOINTS_VARIABLES = {
-    "IDEMPOTENCY_RETENTION_HOURS": "24",
+    **CHARGES,
     "WEBHOOK_MASTER_KEY_ARN": "arn:aws:secretsmanager:eu-central-1:111122223333:secret:WebhookMasterKey-AbCdEf",
 }
 

@@ -12,9 +12,10 @@ from uuid import UUID
 import psycopg
 
 from charging import charges, contract
-from charging.contract import ChargeCommand
+from charging.charges import ChargeCommand
+from charging.contract import Command
 from charging.database import Database
-from charging.idempotency import Created, Outcome, Scope
+from charging.idempotency import Call, Created, Outcome, Scope
 from charging.settings import DatabaseSettings
 from tests.support.invocation import database_variables
 
@@ -47,13 +48,28 @@ def charge(
     database: Database, key: UUID, *, principal: str = "alice", amount_cents: int = 4900, wait_seconds: float = 0.0
 ) -> Outcome:
     """Charges as the function does, for callers that share a process and each have a connection of their own."""
+    command = ChargeCommand(amountCents=amount_cents)
     return charges.create(
-        database,
-        Scope(principal, charges.ENDPOINT, key),
-        ChargeCommand(amountCents=amount_cents),
+        database, call_of(charges.ENDPOINT, key, command, principal=principal, wait_seconds=wait_seconds)
+    )
+
+
+def call_of[C: Command](
+    endpoint: str,
+    key: UUID,
+    command: C,
+    *,
+    principal: str = "alice",
+    traceparent: str | None = None,
+    wait_seconds: float = 0.0,
+) -> Call[C]:
+    """A call as a request makes it, with all the time that there is."""
+    return Call(
+        Scope(principal, endpoint, key),
+        command,
+        traceparent=traceparent,
         retention_hours=24,
         in_flight_wait_seconds=wait_seconds,
-        traceparent=None,
         deadline=time.monotonic() + PATIENCE_SECONDS,
     )
 

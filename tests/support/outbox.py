@@ -42,8 +42,8 @@ def payload(
     """A charge's event, as the charge's statement writes it."""
     charge_id = uuid4()
     data = {"chargeId": str(charge_id), "amountCents": amount_cents, "currency": currency}
-    event = outbox.event(event_id, "ChargeCreated", subject=charge_id, principal=principal, data=data, traceparent=None)
-    return json.dumps(json.loads(event) | {"time": (at or datetime.now(UTC)).isoformat()})
+    event = outbox.event("ChargeCreated", subject=charge_id, principal=principal, data=data, traceparent=None)["event"]
+    return json.dumps(json.loads(str(event)) | {"id": str(event_id), "time": (at or datetime.now(UTC)).isoformat()})
 
 
 def write(connection: Connection, *payloads: str | None, count: int = 1) -> list[UUID]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from charging import errors, gateway
-from tests.support.invocation import Event, sample
+from charging.gateway import Request, Response
+from tests.support.invocation import Context, Event, sample
 
 KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 BODY = {"amountCents": 4900, "currency": "EUR", "reference": "order 1042"}
@@ -15,22 +16,26 @@ SHAPES = ["charge-rest", "charge-http-api", "charge-load-balancer", "charge-sam-
 ACCOUNT = "111122223333"
 
 
+def request(event: Event) -> Request:
+    return gateway.request(event, Context())
+
+
 def key_lines(event: Event) -> list[str]:
-    return gateway.header_lines(gateway.rest_event(event), "Idempotency-Key")
+    return list(gateway.header_lines(request(event), "idempotency-key"))
 
 
 def content(event: Event) -> bytes:
-    return gateway.body(gateway.rest_event(event))
+    return gateway.body(request(event))
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_says_the_same_of_a_request(name: str) -> None:
     """Method, path, key, media type and body are found in each gateway's sample event."""
-    event = gateway.rest_event(sample(name))
-    assert (event["httpMethod"], event["path"]) == ("POST", "/charges")
-    assert gateway.header_lines(event, "Idempotency-Key") == [KEY]
-    assert gateway.header_lines(event, "Content-Type") == ["application/json"]
-    assert json.loads(gateway.body(event)) == BODY
+    found = request(sample(name))
+    assert (found.method, found.path) == ("POST", "/charges")
+    assert gateway.header_lines(found, "idempotency-key") == [KEY]
+    assert gateway.header_lines(found, "content-type") == ["application/json"]
+    assert json.loads(gateway.body(found)) == BODY
 
 
 @pytest.mark.parametrize("spelling", ["Idempotency-Key", "idempotency-key", "IDEMPOTENCY-KEY", "iDEMPOTENCY-kEY"])
@@ -83,8 +88,8 @@ def test_an_event_without_headers_has_none(maps: Event) -> None:
 def test_a_path_loses_its_stage_and_trailing_slash_once(path: str, stage: str | None, expected: str) -> None:
     """The stage is a whole first segment or none."""
     event = {"rawPath": path, "requestContext": {"stage": stage}}
-    assert gateway.rest_event(event)["path"] == expected
-    assert gateway.rest_event({"path": path, "requestContext": {"stage": stage}})["path"] == expected
+    assert request(event).path == expected
+    assert request({"path": path, "requestContext": {"stage": stage}}).path == expected
 
 
 @pytest.mark.parametrize(
@@ -102,15 +107,15 @@ def test_a_path_loses_its_stage_and_trailing_slash_once(path: str, stage: str | 
 )
 def test_a_path_loses_the_base_path_of_a_domain(path: str, route: str, expected: str) -> None:
     """What the gateway matched with its route is the request's path, whatever a mapping has put before it."""
-    assert gateway.rest_event({"path": path, "resource": route, "requestContext": {}})["path"] == expected
+    assert request({"path": path, "resource": route, "requestContext": {}}).path == expected
     v2 = {"version": "2.0", "rawPath": path, "routeKey": f"GET {route}" if route else "$default", "requestContext": {}}
-    assert gateway.rest_event(v2)["path"] == expected
+    assert request(v2).path == expected
 
 
 def test_a_stage_that_is_named_like_a_path_is_not_taken_from_it() -> None:
     """A REST event's path has no stage in it; its context has the whole path, with the stage."""
     context = {"stage": "charges", "path": "/charges/charges/7"}
-    assert gateway.rest_event({"path": "/charges/7", "requestContext": context})["path"] == "/charges/7"
+    assert request({"path": "/charges/7", "requestContext": context}).path == "/charges/7"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +157,7 @@ def test_broken_base64_is_an_invalid_request(text: str) -> None:
 )
 def test_an_answer_has_the_shape_that_its_gateway_reads(event: Event, is_single: bool) -> None:
     """Payload 2.0 and a plain load balancer read single values; REST and a multi-value load balancer read lists."""
-    response = {"statusCode": 201, "multiValueHeaders": {"Location": ["/charges/1"]}, "body": "{}"}
-    shaped = gateway.response_for(event, response)
+    shaped = gateway.shaped(Response(201, {"Location": "/charges/1"}, "{}"), event)
     assert (shaped["statusCode"], shaped["body"]) == (201, "{}")
     if is_single:
         assert shaped["headers"] == {"Location": "/charges/1"}
@@ -163,7 +167,7 @@ def test_an_answer_has_the_shape_that_its_gateway_reads(event: Event, is_single:
 
 
 def principal(**context: Any) -> str:
-    return gateway.principal(gateway.rest_event({"requestContext": context}))
+    return gateway.principal(request({"requestContext": context}))
 
 
 @pytest.mark.parametrize(
@@ -264,4 +268,4 @@ def test_headers_query_and_body_name_nobody() -> None:
     event["principalId"] = event["identity"] = "mallory"
     event["authorizer"] = {"principalId": "mallory"}
     with pytest.raises(errors.Unauthenticated):
-        gateway.principal(gateway.rest_event(event))
+        gateway.principal(request(event))

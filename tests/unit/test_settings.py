@@ -7,11 +7,11 @@ from charging import errors
 from charging.settings import (
     LOOPBACK,
     REDELIVERY_DAYS,
-    ChargesSettings,
     DatabaseSettings,
     EndpointsSettings,
     MaintenanceSettings,
     MigrateSettings,
+    OperationSettings,
     RelaySettings,
     Settings,
     WebhooksSettings,
@@ -28,7 +28,7 @@ DATABASE = {
 MASTER_KEY_ARN = "arn:aws:secretsmanager:eu-central-1:111122223333:secret:WebhookMasterKey-AbCdEf"
 COMPLETE: dict[type[Settings], dict[str, str]] = {
     DatabaseSettings: DATABASE,
-    ChargesSettings: DATABASE | {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"},
+    OperationSettings: DATABASE | {"IDEMPOTENCY_RETENTION_HOURS": "24", "IN_FLIGHT_WAIT_MS": "0"},
     MigrateSettings: DATABASE | {"DATABASE_ROLES_PASSWORD": ""},
     RelaySettings: DATABASE
     | {
@@ -92,7 +92,7 @@ def test_every_missing_variable_is_named_at_once(kind: type[Settings], monkeypat
 def test_an_unusable_value_is_refused_by_name(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function fails at its first use, and says which variable is wrong."""
     with pytest.raises(errors.Misconfigured, match=name):
-        read(ChargesSettings, COMPLETE[ChargesSettings] | {name: value}, monkeypatch)
+        read(OperationSettings, COMPLETE[OperationSettings] | {name: value}, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +133,15 @@ def test_a_seen_event_is_remembered_for_longer_than_it_can_come_again(
 
 def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by what is printed of the settings, nor by the error that names a wrong variable."""
-    assert "tops3cret" not in repr(read(ChargesSettings, COMPLETE[ChargesSettings], monkeypatch))
+    assert "tops3cret" not in repr(read(OperationSettings, COMPLETE[OperationSettings], monkeypatch))
     with pytest.raises(errors.Misconfigured) as refused:
-        read(ChargesSettings, {**COMPLETE[ChargesSettings], "DATABASE_PORT": "tops3cret"}, monkeypatch)
+        read(OperationSettings, {**COMPLETE[OperationSettings], "DATABASE_PORT": "tops3cret"}, monkeypatch)
     assert "tops3cret" not in str(refused.value)
 
 
 def test_settings_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing changes them once they are read."""
-    settings = read(ChargesSettings, COMPLETE[ChargesSettings], monkeypatch)
+    settings = read(OperationSettings, COMPLETE[OperationSettings], monkeypatch)
     with pytest.raises(ValidationError):
         settings.retention_hours = 1  # type: ignore[misc]
     monkeypatch.setenv("IDEMPOTENCY_RETENTION_HOURS", "48")

@@ -54,7 +54,7 @@ def test_a_second_stack_has_a_namespace_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under one name the outbox of one stack would be the other's alarm."""
-    monkeypatch.setenv("POWERTOOLS_METRICS_NAMESPACE", "ChargesOfTests")
+    monkeypatch.setenv("METRICS_NAMESPACE", "ChargesOfTests")
     telemetry.emit("Seconds", {"OutboxOldestAge": 0.0})
     (directive,) = emitted(capsys)["_aws"]["CloudWatchMetrics"]
     assert directive["Namespace"] == "ChargesOfTests"

@@ -1,98 +1,74 @@
 """Charges: the one statement that makes a charge, its event and its replayable answer a single fact."""
 
-import json
 from dataclasses import dataclass
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
-from charging import contract, errors, idempotency, outbox, sql
-from charging.contract import ChargeCommand
+from charging import compact, errors, idempotency, outbox, sql
+from charging.contract import AmountCents, Command, Reference
 from charging.database import Database
-from charging.idempotency import Outcome, Scope, StoredResponse
+from charging.idempotency import Call, Outcome, StoredResponse
 from charging.identifiers import time_ordered_uuid
 
 ENDPOINT = "POST /charges"
 EVENT_TYPE = "ChargeCreated"
 
 
+class ChargeCommand(Command):
+    """One charge: an amount in the currency's minor unit, and a text of the caller's own."""
+
+    amount_cents: AmountCents = Field(alias="amountCents")
+    currency: str = Field(default="USD", pattern="^[A-Z]{3}$", description="three upper-case letters")
+    reference: Reference = None
+
+
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A charge as its owner sees it."""
+    """A charge as its owner sees it. What has been refunded of it is shown where there is something."""
 
     id: UUID
     amount_cents: int
     currency: str
     reference: str | None
+    refunded_cents: int = 0
 
-    def to_json(self) -> str:
+    def members(self) -> dict[str, object]:
         """Returns the charge as the API shows it, in the order in which it always shows it."""
-        members: dict[str, object] = {
-            "id": str(self.id),
-            "amountCents": self.amount_cents,
-            "currency": self.currency,
-        }
-        if self.reference is not None:
-            members["reference"] = self.reference
-        return json.dumps(members, ensure_ascii=False, separators=(",", ":"))
+        return compact.given({"id": str(self.id), **self.money(), "refundedCents": self.refunded_cents or None})
+
+    def money(self) -> dict[str, object]:
+        """Returns what was charged."""
+        return compact.given({"amountCents": self.amount_cents, "currency": self.currency, "reference": self.reference})
 
 
-def create(
-    database: Database,
-    scope: Scope,
-    command: ChargeCommand,
-    *,
-    retention_hours: int,
-    in_flight_wait_seconds: float,
-    traceparent: str | None,
-    deadline: float,
-) -> Outcome:
+def create(database: Database, call: Call[ChargeCommand]) -> Outcome:
     """Makes the charge, once for its key; a repetition gets the first answer back.
 
-    The key, the charge, its outbox row and the stored response are committed by one statement, in one round
-    trip. Raises TemporarilyUnavailable and OutcomeUnknown as `idempotency.perform` does.
+    The key, the charge, its outbox row, the event's deliveries and the stored response are committed by one statement,
+    in one round trip. Raises TemporarilyUnavailable and OutcomeUnknown as `idempotency.perform` does.
     """
-    charge_id = time_ordered_uuid()
-    event_id = time_ordered_uuid()
-    money = command.model_dump(by_alias=True, exclude_none=True)
-    response = StoredResponse(
-        status=201,
-        headers={"Content-Type": "application/json", "Location": f"/charges/{charge_id}"},
-        body=Charge(charge_id, command.amount_cents, command.currency, command.reference).to_json(),
-    )
-    event = outbox.event(
-        event_id,
-        EVENT_TYPE,
-        subject=charge_id,
-        principal=scope.principal,
-        data={"chargeId": str(charge_id), **money},
-        traceparent=traceparent,
-    )
-    parameters = {
-        "principal": scope.principal,
-        "endpoint": scope.endpoint,
-        "key": scope.key,
-        "fingerprint": contract.fingerprint(command),
-        "retention_hours": retention_hours,
-        "response_status": response.status,
-        "response_headers": json.dumps(response.headers),
-        "response_body": response.body,
-        "charge_id": charge_id,
-        "amount_cents": command.amount_cents,
-        "currency": command.currency,
-        "reference": command.reference,
-        "event_id": event_id,
-        "event_type": EVENT_TYPE,
-        "event": event,
-    }
+    command = call.command
+    charge = Charge(time_ordered_uuid(), command.amount_cents, command.currency, command.reference)
     return idempotency.perform(
         database,
+        call,
         sql.CREATE_CHARGE,
-        parameters,
-        command,
-        response,
-        in_flight_wait_seconds=in_flight_wait_seconds,
-        deadline=deadline,
+        {
+            "charge_id": charge.id,
+            "amount_cents": charge.amount_cents,
+            "currency": charge.currency,
+            "reference": charge.reference,
+            **outbox.event(
+                EVENT_TYPE,
+                subject=charge.id,
+                principal=call.scope.principal,
+                data={"chargeId": str(charge.id), **charge.money()},
+                traceparent=call.traceparent,
+            ),
+        },
+        StoredResponse.created(f"/charges/{charge.id}", compact.json(charge.members())),
     )
 
 

@@ -9,13 +9,14 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from charging import errors
+from charging import compact, errors
 from charging.errors import Violation
 
 BODY_BYTES = 16 * 1024  # fifty times what a command needs; the bound keeps parsing under a millisecond
 
 HEX_GROUPS = r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
 ID = re.compile(HEX_GROUPS)
+ID_SEGMENT = re.compile(rf"(?<=/){HEX_GROUPS}(?=/|$)")
 _KEY = re.compile(rf'{HEX_GROUPS}|"{HEX_GROUPS}"')
 _MEDIA_TYPE = re.compile(r'application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|"utf-8"))?', re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -75,21 +76,19 @@ def given[T](value: T | None) -> T | None:
     return value
 
 
-class ChargeCommand(Command):
-    """One charge: an amount in the currency's minor unit, and a text of the caller's own."""
-
-    amount_cents: int = Field(
-        alias="amountCents", ge=1, le=999_999_999_999, description="a JSON integer from 1 to 999999999999"
-    )
-    currency: str = Field(default="USD", pattern="^[A-Z]{3}$", description="three upper-case letters")
-    reference: Annotated[str | None, AfterValidator(given)] = Field(
-        default=None,
+# Members that several commands have.
+AmountCents = Annotated[int, Field(ge=1, le=999_999_999_999, description="a JSON integer from 1 to 999999999999")]
+Reference = Annotated[
+    str | None,
+    AfterValidator(given),
+    Field(
         min_length=1,
         max_length=64,
-        # What neither Postgres nor SQS takes in a text.
+        # What neither Postgres nor SNS takes in a text.
         pattern="^[^\\x00\\uFFFE\\uFFFF]*$",
         description="a text of 1 to 64 characters, none of them NUL, U+FFFE or U+FFFF",
-    )
+    ),
+]
 
 
 def parse[C: Command](model: type[C], body: bytes) -> C:
@@ -188,25 +187,26 @@ def _violation(model: type[Command], member: str, kind: str) -> Violation:
     return Violation(member, f"is required, as {rule}" if kind == "missing" else f"must be {rule}")
 
 
-def fingerprint(command: Command) -> str:
+def fingerprint(command: Command, target: UUID | None = None) -> str:
     """Returns what two requests share if and only if they are the same command: `v1:` and a SHA-256 in hex.
 
-    It is taken over the validated command, defaults filled in, members sorted, without white space. A member
-    that was not given and has no default is left out, so a release that adds an optional one changes nothing
-    for the requests that do not use it.
+    It is taken over the validated command, defaults filled in, members sorted, without white space, and over the
+    resource that the command is for, where its path names one. A member that was not given and has no default is left
+    out, so a release that adds an optional one changes nothing for the requests that do not use it.
     """
     members = command.model_dump(by_alias=True, exclude_none=True)
-    canonical = json.dumps(members, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return f"v1:{sha256(canonical.encode()).hexdigest()}"
+    if target is not None:
+        members[""] = str(target)  # a name that no member has
+    return f"v1:{sha256(compact.canonical_json(members).encode()).hexdigest()}"
 
 
-def is_same_command(command: Command, stored_fingerprint: str) -> bool:
-    """Tells whether the command is the one that was stored.
+def is_same(fingerprint: str, stored: str) -> bool:
+    """Tells whether a fingerprint that was stored is that of the same command.
 
-    Raises OutcomeUnknown for a fingerprint in a version that this release cannot compute: a newer release stored
-    it and, while both serve, will answer for it.
+    Raises OutcomeUnknown for one in a version that this release cannot compute: a newer release stored it and, while
+    both serve, will answer for it.
     """
-    version, _, _ = stored_fingerprint.partition(":")
+    version, _, _ = stored.partition(":")
     if version != "v1":
         raise errors.OutcomeUnknown(f"the stored fingerprint has the unknown version {version}")
-    return stored_fingerprint == fingerprint(command)
+    return stored == fingerprint

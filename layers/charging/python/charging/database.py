@@ -102,8 +102,11 @@ class Database:
         back for the sake of another transaction, and ConnectionLost when the outcome cannot be known.
         """
         connection = self._ready(deadline)
-        with self._translating(connection, deadline):
+        connection.deadline = _end(deadline)
+        try:
             return connection.cursor(row_factory=row).execute(statement, parameters).fetchall()
+        except psycopg.Error as failed:
+            raise self._translated(connection, failed) from None
 
     def fetch_after[R](
         self,
@@ -120,13 +123,16 @@ class Database:
         becomes of this function meanwhile. Raises as `fetch` does.
         """
         connection = self._ready(deadline)
-        with self._translating(connection, deadline):
+        connection.deadline = _end(deadline)
+        try:
             cursor = connection.cursor(row_factory=row)
             # In autocommit the server takes what is sent between two synchronisations for one transaction.
             with connection.pipeline():
                 connection.execute(first, parameters)
                 cursor.execute(statement, parameters)
             return cursor.fetchall()
+        except psycopg.Error as failed:
+            raise self._translated(connection, failed) from None
 
     def fetch_repeatable[R](
         self, row: BaseRowFactory[R], statement: bytes, parameters: Parameters, *, deadline: float | None = None
@@ -151,8 +157,12 @@ class Database:
         Raises as `fetch` does.
         """
         connection = self._ready(None)
-        with self._translating(connection, None), connection.transaction():
-            yield connection
+        connection.deadline = _end(None)
+        try:
+            with connection.transaction():
+                yield connection
+        except psycopg.Error as failed:
+            raise self._translated(connection, failed) from None
 
     def close(self) -> None:
         """Closes the connection if there is one; the next use opens another."""
@@ -173,17 +183,11 @@ class Database:
                 raise errors.TemporarilyUnavailable("no time is left on the connection that was opened")
         return self._connection
 
-    @contextmanager
-    def _translating(self, connection: _Connection, deadline: float | None) -> Iterator[None]:
-        """Turns psycopg's errors into this package's, and drops a connection that is of no more use."""
-        connection.deadline = time.monotonic() + SILENCE_SECONDS if deadline is None else deadline
-        try:
-            yield
-        except psycopg.Error as failed:
-            raise self._translated(connection, failed) from None
-
     def _translated(self, connection: _Connection, failed: psycopg.Error) -> errors.ChargingError:
-        """Names an error by its code alone: the server's own words may quote the row, which must not be logged."""
+        """Turns psycopg's error into one of this package's, and drops a connection that is of no more use.
+
+        It is named by its code alone: the server's own words may quote the row, which must not be logged.
+        """
         state = failed.sqlstate
         if isinstance(failed, _CONTENDED):
             return errors.Contended(f"the database answered {state}")
@@ -197,6 +201,10 @@ class Database:
             self.close()
             return errors.TemporarilyUnavailable(f"the database answered {state}")
         return errors.DatabaseFault(f"the database answered {state}: {_refused(failed)}")
+
+
+def _end(deadline: float | None) -> float:
+    return time.monotonic() + SILENCE_SECONDS if deadline is None else deadline
 
 
 def _refused(failed: psycopg.Error) -> str:

@@ -1,21 +1,20 @@
 """Webhook endpoints: where callers want their events sent, managed by themselves; and what became of the deliveries."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from psycopg.rows import class_row, scalar_row
 from pydantic import AfterValidator, Field
 
-from charging import contract, errors, idempotency, outbox, signing, sql
+from charging import compact, contract, errors, idempotency, outbox, signing, sql
 from charging.contract import Command
 from charging.database import Database
 from charging.destinations import URL_CHARACTERS, destination
 from charging.errors import Violation
-from charging.idempotency import Outcome, Scope, StoredResponse
+from charging.idempotency import Call, Outcome, StoredResponse
 from charging.identifiers import earliest_uuid, time_ordered_uuid
 
 ENDPOINT = "POST /webhook-endpoints"
@@ -51,8 +50,11 @@ class EndpointCommand(Command):
     url: str = Field(
         max_length=URL_CHARACTERS, description="a text, the https URL that events are sent to, with port 443"
     )
-    event_types: Annotated[list[Literal["ChargeCreated"]], AfterValidator(_distinct)] = Field(
-        alias="eventTypes", min_length=1, max_length=20, description='a list of event types, each once: "ChargeCreated"'
+    event_types: Annotated[list[Literal["ChargeCreated", "ChargeRefunded"]], AfterValidator(_distinct)] = Field(
+        alias="eventTypes",
+        min_length=1,
+        max_length=20,
+        description='a list of event types, each once: "ChargeCreated", "ChargeRefunded"',
     )
 
 
@@ -95,7 +97,7 @@ class Endpoint:
 
     def members(self) -> dict[str, object]:
         """Returns the endpoint as the API shows it, in the order in which it always shows it."""
-        return _given(
+        return compact.given(
             {
                 "id": str(self.id),
                 "url": self.url,
@@ -126,7 +128,7 @@ class Delivery:
     def members(self) -> dict[str, object]:
         """Returns the delivery as the API shows it."""
         is_open = self.sent_at is None and self.failed_at is None
-        return _given(
+        return compact.given(
             {
                 "eventId": str(self.event_id),
                 "eventType": self.event_type,
@@ -137,53 +139,37 @@ class Delivery:
                 "sentAt": _time(self.sent_at),
                 "failedAt": _time(self.failed_at),
                 "lastError": self.last_error,
-                "attempts": [_given(attempt) for attempt in self.attempts],
+                "attempts": [compact.given(attempt) for attempt in self.attempts],
             }
         )
 
 
-def create(
-    database: Database,
-    scope: Scope,
-    command: EndpointCommand,
-    *,
-    retention_hours: int,
-    allows_loopback: bool,
-    deadline: float,
-) -> Outcome:
+def create(database: Database, call: Call[EndpointCommand], *, allows_loopback: bool) -> Outcome:
     """Creates the endpoint, once for its key; a repetition gets the first answer back, in which there is no secret.
 
     Raises InvalidRequest for a URL that no webhook is sent to, TooManyEndpoints, and what `idempotency.perform` raises.
     """
     try:
-        target = destination(command.url, allows_loopback=allows_loopback)
+        target = destination(call.command.url, allows_loopback=allows_loopback)
     except errors.UrlNotAllowed as refused:
         raise errors.InvalidRequest([Violation("url", str(refused))]) from None
-    endpoint = Endpoint(time_ordered_uuid(), target.url, list(command.event_types), secret_version=1)
-    response = StoredResponse(
-        status=201,
-        headers={"Content-Type": "application/json", "Location": f"/webhook-endpoints/{endpoint.id}"},
-        body=to_json(endpoint.members()),
-    )
-    parameters = {
-        "principal": scope.principal,
-        "endpoint": scope.endpoint,
-        "key": scope.key,
-        "fingerprint": contract.fingerprint(command),
-        "retention_hours": retention_hours,
-        "response_status": response.status,
-        "response_headers": json.dumps(response.headers),
-        "response_body": response.body,
-        "endpoint_id": endpoint.id,
-        "url": endpoint.url,
-        "event_types": endpoint.event_types,
-        "limit": ENDPOINTS,
-    }
-    [has_room] = database.fetch_repeatable(scalar_row, sql.HAS_ROOM_FOR_ENDPOINT, parameters, deadline=deadline)
+    endpoint = Endpoint(time_ordered_uuid(), target.url, list(call.command.event_types), secret_version=1)
+    scope = call.scope
+    room = {"principal": scope.principal, "endpoint": scope.endpoint, "key": scope.key, "limit": ENDPOINTS}
+    [has_room] = database.fetch_repeatable(scalar_row, sql.HAS_ROOM_FOR_ENDPOINT, room, deadline=call.deadline)
     if not has_room:
         raise errors.TooManyEndpoints(f"The caller has {ENDPOINTS} endpoints.")
     return idempotency.perform(
-        database, sql.CREATE_ENDPOINT, parameters, command, response, in_flight_wait_seconds=0, deadline=deadline
+        database,
+        call,
+        sql.CREATE_ENDPOINT,
+        {
+            "endpoint_id": endpoint.id,
+            "url": endpoint.url,
+            "event_types": endpoint.event_types,
+            "limit": ENDPOINTS,
+        },
+        StoredResponse.created(f"/webhook-endpoints/{endpoint.id}", compact.json(endpoint.members())),
     )
 
 
@@ -249,22 +235,14 @@ def delete(database: Database, principal: str, endpoint_id: UUID, *, deadline: f
 
 def test(database: Database, principal: str, endpoint_id: UUID, *, deadline: float) -> UUID:
     """Has a test event sent to the endpoint, and returns its id, the same for ten seconds. Raises NoSuchResource."""
-    event_id = time_ordered_uuid()
     event = outbox.event(
-        event_id,
         TEST_EVENT_TYPE,
         subject=endpoint_id,
         principal=principal,
         data={"endpointId": str(endpoint_id)},
         traceparent=None,
     )
-    parameters = {
-        "endpoint_id": endpoint_id,
-        "principal": principal,
-        "event_id": event_id,
-        "event_type": TEST_EVENT_TYPE,
-        "event": event,
-    }
+    parameters = {"endpoint_id": endpoint_id, "principal": principal, **event}
     # The first run may have waited for another one's test, which its snapshot does not see: the second one does.
     for _ in range(2):
         if found := database.fetch_repeatable(scalar_row, sql.ENQUEUE_SAMPLE, parameters, deadline=deadline):
@@ -324,11 +302,6 @@ def resend_since(
     return answer
 
 
-def to_json(members: object) -> str:
-    """Returns what the API shows as the API writes it."""
-    return json.dumps(members, ensure_ascii=False, separators=(",", ":"))
-
-
 def _find(database: Database, principal: str, endpoint_id: UUID | None, deadline: float) -> Sequence[Endpoint]:
     parameters = {"principal": principal, "endpoint_id": endpoint_id}
     return database.fetch_repeatable(class_row(Endpoint), sql.LIST_ENDPOINTS, parameters, deadline=deadline)
@@ -337,11 +310,6 @@ def _find(database: Database, principal: str, endpoint_id: UUID | None, deadline
 def _change(database: Database, statement: bytes, principal: str, endpoint_id: UUID, deadline: float) -> bool:
     parameters = {"endpoint_id": endpoint_id, "principal": principal}
     return bool(database.fetch_repeatable(scalar_row, statement, parameters, deadline=deadline))
-
-
-def _given(members: dict[str, Any]) -> dict[str, object]:
-    """What is not given is left out, never null."""
-    return {name: value for name, value in members.items() if value is not None}
 
 
 def _time(at: datetime | None) -> str | None:

@@ -1,16 +1,20 @@
 """API Gateway's shapes: what an event says of the request, whoever sent it, and who the gateway vouches for.
 
-Takes REST (payload 1.0), HTTP API (payload 2.0) and load balancer events, and turns each into one REST event with
-lower-case header names, so that behind this module there is one shape only.
+Takes REST (payload 1.0), HTTP API (payload 2.0) and load balancer events, and turns each into one kind of request, so
+that behind this module there is one shape only.
 """
 
 import base64
 import binascii
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from charging import errors
+
+if TYPE_CHECKING:  # a type alone, and not worth its import to a cold start
+    from aws_lambda_powertools.utilities.typing import LambdaContext
 
 type Event = dict[str, Any]
 
@@ -20,60 +24,67 @@ PRINCIPAL_BYTES = 1024
 _ASSUMED_ROLE = re.compile(r"(arn:[^:]+:sts::[0-9]{12}:assumed-role/[^/]+)/.*", re.DOTALL)
 
 
-def rest_event(event: Event) -> Event:
-    """Returns the event as a REST event: method, path without stage and trailing slash, headers, query, body.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: its path is without stage and trailing slash, its header names are in lower case.
 
-    An event from which no request can be read comes out as one for an unknown path. Never raises.
+    `event` is what it was read from, for what is asked of it later; `context` knows how much time is left.
     """
-    context = _mapping(event.get("requestContext"))
-    http = _mapping(context.get("http"))
-    headers = _header_lines(event)
-    return {
-        "httpMethod": _text(event.get("httpMethod")) or _text(http.get("method")),
-        "path": _path(event, context),
-        "headers": {name: lines[-1] for name, lines in headers.items()},
-        "multiValueHeaders": headers,
-        "queryStringParameters": _mapping(event.get("queryStringParameters")),
-        "multiValueQueryStringParameters": _mapping(event.get("multiValueQueryStringParameters")),
-        "requestContext": context,
-        "body": event.get("body"),
-        "isBase64Encoded": event.get("isBase64Encoded") is True,
-    }
+
+    method: str
+    path: str
+    headers: Mapping[str, Sequence[str]]
+    event: Event
+    context: "LambdaContext"
 
 
-def response_for(event: Event, response: Event) -> Event:
-    """Returns a REST response in the shape that the event's sender reads.
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is answered, before it takes the shape that the gateway reads."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+def request(event: Event, context: "LambdaContext") -> Request:
+    """Returns the request in an event; one for an unknown path where no request can be read. Never raises."""
+    gateway = _mapping(event.get("requestContext"))
+    method = _text(event.get("httpMethod")) or _text(_mapping(gateway.get("http")).get("method"))
+    return Request(method, _path(event, gateway), _header_lines(event), event, context)
+
+
+def shaped(response: Response, event: Event) -> Event:
+    """Returns the response in the shape that the event's sender reads.
 
     REST and load balancers with multi-value headers take header lists; payload 2.0 and plain load balancers take
     single values, and no header of ours has more than one.
     """
-    lists = response["multiValueHeaders"]
+    answer: Event = {"statusCode": response.status, "body": response.body, "isBase64Encoded": False}
     if event.get("version") == "2.0" or ("elb" in _mapping(event.get("requestContext")) and "headers" in event):
-        single = {name: values[-1] for name, values in lists.items()}
-        return {"statusCode": response["statusCode"], "headers": single, "body": response["body"]}
-    return response
+        return answer | {"headers": dict(response.headers)}
+    return answer | {"multiValueHeaders": {name: [value] for name, value in response.headers.items()}}
 
 
-def header_lines(event: Event, name: str) -> list[str]:
-    """Returns every line of a header of a `rest_event`; none when it was not sent."""
-    lines: list[str] = event["multiValueHeaders"].get(name.lower(), [])
-    return lines
+def header_lines(request: Request, name: str) -> Sequence[str]:
+    """Returns every line of a header, named in lower case; none when it was not sent."""
+    return request.headers.get(name, ())
 
 
-def query_values(event: Event, name: str) -> list[str]:
-    """Returns every value of a query parameter of a `rest_event`; none when it was not sent."""
-    values = event["multiValueQueryStringParameters"].get(name)
-    if values is None and name in event["queryStringParameters"]:
-        values = [event["queryStringParameters"][name]]
-    return [value for value in values or [] if isinstance(value, str)]
+def query_values(request: Request, name: str) -> Sequence[str]:
+    """Returns every value of a query parameter; none when it was not sent."""
+    values = _mapping(request.event.get("multiValueQueryStringParameters")).get(name)
+    if not isinstance(values, list):
+        values = [_mapping(request.event.get("queryStringParameters")).get(name)]
+    return [value for value in values if isinstance(value, str)]
 
 
-def body(event: Event) -> bytes:
+def body(request: Request) -> bytes:
     """Returns the body's bytes; empty when there is none. Raises InvalidRequest for what is not really base64."""
-    content = event["body"]
+    content = request.event.get("body")
     if not isinstance(content, str):
         return b""
-    if event["isBase64Encoded"]:
+    if request.event.get("isBase64Encoded") is True:
         try:
             return base64.b64decode(content, validate=True)
         except (binascii.Error, ValueError):
@@ -82,14 +93,14 @@ def body(event: Event) -> bytes:
     return content.encode("utf-8", "surrogatepass")
 
 
-def principal(event: Event) -> str:
+def principal(request: Request) -> str:
     """Returns who is calling, by the gateway's word alone: never by a header, a query or the body.
 
     An authorizer's verdict comes first, then the IAM identity. A Cognito identity stands before the role that
     it shares with every other user of its pool. An assumed role is itself without the session's name, since a
     retry arrives under a new one. Raises Unauthenticated where the gateway names nobody.
     """
-    context = _mapping(event.get("requestContext"))
+    context = _mapping(request.event.get("requestContext"))
     authorizer = _mapping(context.get("authorizer"))
     identity = _mapping(context.get("identity"))
     iam = _mapping(authorizer.get("iam"))
@@ -121,13 +132,13 @@ def _header_lines(event: Event) -> dict[str, list[str]]:
     """Collects each header's lines, under any spelling of its name, from the map that has them all."""
     lines: dict[str, list[str]] = {}
     for name, values in _mapping(event.get("multiValueHeaders")).items():
-        if isinstance(values, list):
-            lines.setdefault(name.lower(), []).extend(value for value in values if isinstance(value, str))
-    several = set(lines)
+        if isinstance(values, list) and (texts := [value for value in values if isinstance(value, str)]):
+            lines.setdefault(name.lower(), []).extend(texts)
+    several = frozenset(lines)
     for name, value in _mapping(event.get("headers")).items():
-        if isinstance(value, str) and name.lower() not in several:
-            lines.setdefault(name.lower(), []).append(value)
-    return {name: values for name, values in lines.items() if values}
+        if isinstance(value, str) and (lower := name.lower()) not in several:
+            lines.setdefault(lower, []).append(value)
+    return lines
 
 
 def _path(event: Event, context: Mapping[str, Any]) -> str:
@@ -148,6 +159,8 @@ def _routed(path: str, event: Event) -> str:
     A segment in braces matches any one segment. A greedy one, {proxy+}, says nothing of where the path begins.
     """
     route = _text(event.get("resource")) or _text(event.get("routeKey")).partition(" ")[2]
+    if route == path and "{" not in route:
+        return path
     pattern = route.strip("/").split("/")
     segments = path.strip("/").split("/")[-len(pattern) :]
     matches = len(segments) == len(pattern) and all(

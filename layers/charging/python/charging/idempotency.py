@@ -9,11 +9,12 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 from uuid import UUID
 
-from psycopg.rows import args_row, class_row
+from psycopg.rows import args_row
 
-from charging import contract, errors, sql
+from charging import compact, contract, errors, sql
 from charging.contract import Command
 from charging.database import Database
 
@@ -22,8 +23,8 @@ _STORED_HEADERS = frozenset({"Content-Type", "Location"})
 
 # A lost connection, a deadlock or a race with the purge are each rare; four in a row are an outage.
 RUNS = 5
-# After an error the pause doubles from here, 0.6 s in all: time for a server to get over it, short against the
-# caller's patience.
+# After an answer that leaves it open the pause doubles from here, 0.6 s in all: time for a server to get over it, short
+# against the caller's patience.
 FIRST_PAUSE_SECONDS = 0.02
 
 
@@ -34,6 +35,18 @@ class Scope:
     principal: str
     endpoint: str
     key: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Call[C: Command]:
+    """A command under a key, and what performing it is bound by. `deadline` is in `time.monotonic()` seconds."""
+
+    scope: Scope
+    command: C
+    traceparent: str | None
+    retention_hours: int
+    in_flight_wait_seconds: float
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +67,22 @@ class StoredResponse:
         if len(self.body.encode()) > BODY_BYTES:
             raise ValueError(f"a stored body has at most {BODY_BYTES} bytes")
 
+    @classmethod
+    def created(cls, location: str, body: str) -> Self:
+        """The answer to a request that has created what is at this path."""
+        return cls(201, {"Content-Type": "application/json", "Location": location}, body)
+
 
 @dataclass(frozen=True, slots=True)
 class Created:
     """The work was done and committed by this call."""
+
+    response: StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A rule of the operation forbids the work. That is its result, committed by this call."""
 
     response: StoredResponse
 
@@ -79,14 +104,14 @@ class InFlight:
     """Another call under this key has not ended yet; nothing was written."""
 
 
-type Outcome = Created | Replayed | KeyReused | InFlight
+type Outcome = Created | Refused | Replayed | KeyReused | InFlight
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """The row that every claiming statement answers with."""
+    """The row that every claiming statement answers with, as sql/parts/answer.sql explains it."""
 
-    created: bool
+    committed_status: int | None
     held: bool | None
     status: str | None
     fingerprint: str | None
@@ -95,39 +120,60 @@ class ClaimRow:
     response_body: str | None
 
 
-def perform(
+# By position, as the driver has them: by name they take as long as all else that it does for one row.
+_CLAIM_ROW = args_row(ClaimRow)
+
+
+def perform[C: Command](
     database: Database,
+    call: Call[C],
     statement: bytes,
     parameters: Mapping[str, object],
-    command: Command,
     response: StoredResponse,
     *,
-    in_flight_wait_seconds: float,
-    deadline: float,
+    refusal: StoredResponse | None = None,
+    target: UUID | None = None,
 ) -> Outcome:
-    """Runs a claiming statement until its answer is plain, at most five times and not beyond the deadline.
+    """Runs a claiming statement until its answer is plain, at most five times and not beyond the call's deadline.
 
-    While a twin is at work it waits for the twin's end, on the database and at most `in_flight_wait_seconds` in
-    all. `response` must be unlike any other call's, as one with a new id in it is: it is how a commit of our own,
-    whose confirmation was lost, is told from somebody else's.
+    `parameters` are the operation's own; those of the key and of the response are added to them. `target` is the
+    resource that the command is for, where there is one: for another the same body is another command. Where the statement
+    can come to a `refusal`, its status is another than that of the `response`. Each must be unlike any other call's, as
+    one with a new id in it is: that is how a commit of our own, whose confirmation was lost, is told from somebody
+    else's.
 
-    Raises TemporarilyUnavailable when nothing was committed by this call, OutcomeUnknown when a run was sent
+    While a twin is at work it waits for the twin's end, on the database and at most the call's `in_flight_wait_seconds`
+    in all. Raises TemporarilyUnavailable when nothing was committed by this call, OutcomeUnknown when a run was sent
     and what became of it could not be learnt.
     """
-    patience = min(deadline, time.monotonic() + in_flight_wait_seconds)
+    fingerprint = contract.fingerprint(call.command, target)
+    given = {
+        "principal": call.scope.principal,
+        "endpoint": call.scope.endpoint,
+        "key": call.scope.key,
+        "fingerprint": fingerprint,
+        "retention_hours": call.retention_hours,
+        **parameters,
+        **_columns("response", response),
+    }
+    results: dict[int, Created | Refused] = {response.status: Created(response)}
+    if refusal is not None:
+        given |= _columns("refusal", refusal)
+        results[refusal.status] = Refused(refusal)
+    patience = min(call.deadline, time.monotonic() + call.in_flight_wait_seconds)
     sent = False
     outcome: Outcome | None = None
     pause = FIRST_PAUSE_SECONDS
     for _ in range(RUNS):
         try:
-            outcome = _outcome(_run(database, statement, parameters, deadline), command, response)
+            outcome = _outcome(_run(database, statement, given, call.deadline), fingerprint, results)
             # After a lost connection the twin may be our own run, which the server has not ended yet.
-            wait_ms = int(((deadline if sent else patience) - time.monotonic()) * 1000)
+            wait_ms = int(((call.deadline if sent else patience) - time.monotonic()) * 1000)
             if isinstance(outcome, InFlight) and wait_ms > 0:
-                outcome = _outcome(_run(database, statement, parameters, deadline, wait_ms), command, response)
+                row = _run(database, statement, given, call.deadline, wait_ms)
+                outcome = _outcome(row, fingerprint, results)
             if outcome is not None and not (sent and isinstance(outcome, InFlight)):
                 return outcome
-            continue  # committed or purged since the statement's snapshot
         except errors.Contended:
             pass
         except errors.ConnectionLost:
@@ -136,9 +182,18 @@ def perform(
             if sent:
                 raise errors.OutcomeUnknown("the connection was lost, and there was no second look") from unavailable
             raise
-        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        time.sleep(min(pause, max(0.0, call.deadline - time.monotonic())))
         pause *= 2
     return _unsettled(outcome, sent=sent)
+
+
+def _columns(kind: str, response: StoredResponse) -> dict[str, object]:
+    """A response as a statement takes it."""
+    return {
+        f"{kind}_status": response.status,
+        f"{kind}_headers": compact.json(response.headers),
+        f"{kind}_body": response.body,
+    }
 
 
 def _run(
@@ -147,8 +202,8 @@ def _run(
     """Runs the statement once; with a wait, as soon as no twin is at work, which must be within that time."""
     if wait_ms:
         waiting = {**parameters, "wait_ms": wait_ms}
-        return database.fetch_after(sql.AWAIT_TWIN, class_row(ClaimRow), statement, waiting, deadline=deadline)[0]
-    return database.fetch(class_row(ClaimRow), statement, parameters, deadline=deadline)[0]
+        return database.fetch_after(sql.AWAIT_TWIN, _CLAIM_ROW, statement, waiting, deadline=deadline)[0]
+    return database.fetch(_CLAIM_ROW, statement, parameters, deadline=deadline)[0]
 
 
 def _unsettled(last: Outcome | None, *, sent: bool) -> Outcome:
@@ -179,20 +234,24 @@ def to_json(response: StoredResponse | None) -> str:
     if response is None:
         return '{"outcome":"not_known"}'
     result = {"status": response.status, "headers": dict(response.headers), "body": json.loads(response.body)}
-    return json.dumps({"outcome": "committed", "response": result}, ensure_ascii=False, separators=(",", ":"))
+    return compact.json({"outcome": "committed", "response": result})
 
 
-def _outcome(row: ClaimRow, command: Command, response: StoredResponse) -> Outcome | None:
-    """Reads one answer; None where only another look can tell."""
-    if row.created:
-        return Created(response)
+def _outcome(row: ClaimRow, fingerprint: str, results: Mapping[int, Created | Refused]) -> Outcome | None:
+    """Reads one answer; None where only another look can tell, since somebody has been there after its snapshot.
+
+    `results` are what this call may have come to, by status.
+    """
+    if row.committed_status is not None:
+        return results[row.committed_status]
     if row.fingerprint is None:
         return None if row.held else InFlight()
     if row.status == "STARTED":
         return InFlight()
-    if not contract.is_same_command(command, row.fingerprint):
+    if not contract.is_same(fingerprint, row.fingerprint):
         return KeyReused()
     if row.response_status is None or row.response_headers is None or row.response_body is None:
         raise AssertionError("a constraint of the table gives every COMPLETED row its response")
     stored = StoredResponse(row.response_status, row.response_headers, row.response_body)
-    return Created(stored) if stored.body == response.body else Replayed(stored)
+    ours = results.get(stored.status)
+    return ours if ours is not None and ours.response.body == stored.body else Replayed(stored)

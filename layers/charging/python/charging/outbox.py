@@ -1,6 +1,5 @@
 """The outbox: events on their way from the transaction that wrote them to the broker."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from uuid import UUID
 
 from psycopg.rows import class_row, scalar_row
 
-from charging import sql
+from charging import compact, sql
 from charging.database import Database
+from charging.identifiers import time_ordered_uuid
 
 SOURCE = "/charges"
 # Read in a tenth of a second, where millions would take longer than the server lets a statement run.
@@ -28,13 +28,15 @@ FULL_LOOK_SECONDS = 15.0
 
 
 def event(
-    event_id: UUID, event_type: str, *, subject: UUID, principal: str, data: Mapping[str, Any], traceparent: str | None
-) -> str:
-    """Returns a CloudEvents 1.0 object as JSON, still without its `time`, which the database's clock gives it.
+    event_type: str, *, subject: UUID, principal: str, data: Mapping[str, Any], traceparent: str | None
+) -> dict[str, object]:
+    """Returns a new event as the parameters that sql/parts/announce.sql takes.
 
+    `event` is a CloudEvents 1.0 object as JSON, still without its `time`, which the database's clock gives it.
     `principal` is an extension attribute, for consumers that keep accounts by owner; `traceparent` is the
     distributed tracing extension.
     """
+    event_id = time_ordered_uuid()
     attributes = {
         "specversion": "1.0",
         "id": str(event_id),
@@ -47,7 +49,12 @@ def event(
     }
     if traceparent is not None:
         attributes["traceparent"] = traceparent
-    return json.dumps(attributes, ensure_ascii=False, separators=(",", ":"))
+    return {
+        "event_id": event_id,
+        "event_type": event_type,
+        "aggregate_id": subject,
+        "event": compact.json(attributes),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """The one table from what went wrong to its problem document (RFC 9457)."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from uuid import UUID
 
-from charging import errors
-from charging.idempotency import InFlight, KeyReused
+from charging import compact, errors
+from charging.idempotency import InFlight, KeyReused, StoredResponse
 
 CONTENT_TYPE = "application/problem+json"
 # Each code is a heading of docs/problems.md.
@@ -139,19 +139,27 @@ def of(cause: Exception | KeyReused | InFlight) -> Problem:
     return problem
 
 
-def document(problem: Problem) -> str:
-    """Returns the problem as application/problem+json."""
-    members: dict[str, object] = {
-        "type": TYPE + problem.code,
-        "title": problem.title,
-        "status": problem.status,
-        "detail": problem.detail,
-        "code": problem.code,
-        "retrySameKey": problem.retry_same_key,
-    }
-    if problem.violations:
-        members["violations"] = [asdict(violation) for violation in problem.violations]
-    return json.dumps(members)
+def document(problem: Problem, instance: UUID | None = None) -> str:
+    """Returns the problem as application/problem+json; `instance` tells this occurrence from any other."""
+    return compact.json(
+        compact.given(
+            {
+                "type": TYPE + problem.code,
+                "title": problem.title,
+                "status": problem.status,
+                "detail": problem.detail,
+                "instance": instance and f"urn:uuid:{instance}",
+                "code": problem.code,
+                "retrySameKey": problem.retry_same_key,
+                "violations": [asdict(violation) for violation in problem.violations] or None,
+            }
+        )
+    )
+
+
+def result(problem: Problem, instance: UUID) -> StoredResponse:
+    """Returns the problem as the result of an operation, which is stored and replayed as any other."""
+    return StoredResponse(problem.status, {"Content-Type": CONTENT_TYPE}, document(problem, instance))
 
 
 def headers(problem: Problem) -> dict[str, str]:

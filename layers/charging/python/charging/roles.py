@@ -45,9 +45,14 @@ _CLAIMS: Sequence[LiteralString] = (
 ROLES: Mapping[LiteralString, Role] = {
     "charges": Role(
         {
-            "charges": ["SELECT", "INSERT (id, principal, amount_cents, currency, reference)"],
+            "charges": [
+                "SELECT",
+                "INSERT (id, principal, amount_cents, currency, reference)",
+                "UPDATE (refunded_cents, refunds)",
+            ],
+            "refunds": ["SELECT", "INSERT (id, charge_id, number, amount_cents, reference)"],
             "idempotency_keys": _CLAIMS,
-            "outbox": ["INSERT (id, event_type, aggregate_id, payload)"],
+            "outbox": ["INSERT (id, event_type, aggregate_id, sequence, payload)"],
             "webhook_endpoints": ["SELECT (id, principal, event_types, deleted_at)"],
             "outbox_deliveries": ["INSERT (endpoint_id, event_id, event_type, aggregate_id, sequence, payload)"],
         }
@@ -98,7 +103,7 @@ ROLES: Mapping[LiteralString, Role] = {
     "subscriber": Role(
         {
             "processed_events": ["SELECT (consumer, event_id)", "INSERT (consumer, event_id)"],
-            "charge_totals": ["SELECT", "INSERT", "UPDATE (charges, amount_cents)"],
+            "charge_totals": ["SELECT", "INSERT", "UPDATE (charges, amount_cents, refunds, refunded_cents)"],
         }
     ),
     "monitor": Role(

@@ -47,8 +47,8 @@ class DatabaseSettings(Settings):
     password: SecretStr = Field(alias="DATABASE_PASSWORD")
 
 
-class ChargesSettings(DatabaseSettings):
-    """The charges function."""
+class OperationSettings(DatabaseSettings):
+    """A function whose operations are performed under idempotency keys."""
 
     retention_hours: int = Field(alias="IDEMPOTENCY_RETENTION_HOURS", ge=1)
     # Below the server's statement_timeout, which would otherwise end the wait with another error.
@@ -104,10 +104,9 @@ class WebhooksSettings(DatabaseSettings):
     poll_ms: int = Field(alias="WEBHOOKS_POLL_MS", ge=10)
 
 
-class EndpointsSettings(DatabaseSettings):
+class EndpointsSettings(OperationSettings):
     """The endpoints function."""
 
-    retention_hours: int = Field(alias="IDEMPOTENCY_RETENTION_HOURS", ge=1)
     master_key_arn: str = Field(alias="WEBHOOK_MASTER_KEY_ARN", pattern=_SECRET_ARN)
 
 

@@ -1,6 +1,7 @@
 """The statements, one constant for each file beside this one.
 
-A statement is bytes: psycopg takes bytes as a query, so no text that was built at run time can become one.
+A statement is bytes: psycopg takes bytes as a query, so no text that was built at run time can become one. What several
+statements share stands in parts/, and a line `\\ir parts/<name>.sql`, which is psql's, puts it in its place.
 """
 
 from pathlib import Path
@@ -8,13 +9,20 @@ from pathlib import Path
 
 def _statement(name: str) -> bytes:
     """Reads a statement without its comment lines, which the server need not parse again on every call."""
-    lines = Path(__file__).with_name(f"{name}.sql").read_bytes().splitlines()
-    return b"\n".join(line for line in lines if not line.lstrip().startswith(b"--"))
+    lines: list[bytes] = []
+    for line in Path(__file__).parent.joinpath(f"{name}.sql").read_bytes().splitlines():
+        if line.startswith(b"\\ir "):
+            lines.append(_statement(line.decode().removeprefix("\\ir ").removesuffix(".sql")))
+        elif not line.lstrip().startswith(b"--"):
+            lines.append(line)
+    return b"\n".join(lines)
 
 
 CREATE_CHARGE = _statement("create_charge")
 AWAIT_TWIN = _statement("await_twin")
 READ_CHARGE = _statement("read_charge")
+CREATE_REFUND = _statement("create_refund")
+READ_REFUND = _statement("read_refund")
 READ_STORED_RESPONSE = _statement("read_stored_response")
 CLAIM_EVENTS = _statement("claim_events")
 CLAIM_EVENTS_IN_ORDER = _statement("claim_events_in_order")

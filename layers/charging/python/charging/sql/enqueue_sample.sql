@@ -12,9 +12,8 @@ written AS (
     INSERT INTO outbox_deliveries (endpoint_id, event_id, event_type, aggregate_id, sequence, payload)
     SELECT
         id, %(event_id)s, %(event_type)s, id, sequence,
-        (%(event)s::jsonb || jsonb_build_object(
-            'time', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
-        ))::text
+        left(%(event)s::text, -1)
+            || to_char(now() AT TIME ZONE 'UTC', ',"\"time\":\""YYYY-MM-DD"T"HH24:MI:SS.US"Z\"}"')
     FROM endpoint
     ON CONFLICT (endpoint_id, aggregate_id, event_type, sequence) DO NOTHING
     RETURNING event_id

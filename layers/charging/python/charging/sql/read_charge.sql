@@ -1,4 +1,4 @@
 -- Reads one charge of a principal by primary key.
-SELECT id, amount_cents, currency, reference
+SELECT id, amount_cents, currency, reference, refunded_cents
 FROM charges
 WHERE id = %(charge_id)s AND principal = %(principal)s
