@@ -18,6 +18,7 @@ from charging.endpoints import Delivery, Endpoint
 from charging.idempotency import ClaimRow, StoredResponse
 from charging.maintenance import ChargeWithoutOutbox, Slice, StartedKey
 from charging.outbox import ClaimedEvent, Measurement
+from charging.refunds import Refund
 from tests.conftest import Connect
 
 STATEMENTS: Mapping[str, bytes] = {
@@ -58,6 +59,22 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "event_type": "ChargeCreated",
         "event": "{}",
     },
+    "CREATE_REFUND": {
+        **CALLER,
+        **RESPONSE,
+        "refusal_status": 409,
+        "refusal_headers": "{}",
+        "refusal_body": "{}",
+        "refund_id": UUID(int=5),
+        "charge_id": UUID(int=2),
+        "aggregate_id": UUID(int=2),
+        "amount_cents": 4900,
+        "reference": None,
+        "event_id": UUID(int=3),
+        "event_type": "ChargeRefunded",
+        "event": "{}",
+    },
+    "READ_REFUND": {"refund_id": UUID(int=5), "charge_id": UUID(int=2), "principal": "alice"},
     "AWAIT_TWIN": {**CALLER, "wait_ms": 10},
     "READ_CHARGE": {"charge_id": UUID(int=2), "principal": "alice"},
     "READ_STORED_RESPONSE": CALLER,
@@ -143,7 +160,15 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "statuses": ["SENT"],
         "limit": 5000,
     },
-    "ADD_TO_TOTALS": {"principal": "alice", "currency": "USD", "day": "2026-01-31", "amount_cents": 4900},
+    "ADD_TO_TOTALS": {
+        "principal": "alice",
+        "currency": "USD",
+        "day": "2026-01-31",
+        "charges": 1,
+        "amount_cents": 4900,
+        "refunds": 0,
+        "refunded_cents": 0,
+    },
     "PURGE_KEYS": {"limit": 1000},
     "PURGE_EVENTS": {"limit": 1000, "retention_days": 14},
     "PURGE_PROCESSED_EVENTS": {"limit": 1000, "retention_days": 60},
@@ -160,6 +185,8 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
 ROW_TYPES: Mapping[str, type[Any]] = {
     "CREATE_CHARGE": ClaimRow,
     "READ_CHARGE": Charge,
+    "CREATE_REFUND": ClaimRow,
+    "READ_REFUND": Refund,
     "CLAIM_EVENTS": ClaimedEvent,
     "CLAIM_EVENTS_IN_ORDER": ClaimedEvent,
     "MEASURE_OUTBOX": Measurement,

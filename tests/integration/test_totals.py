@@ -1,4 +1,4 @@
-"""The totals: what was charged, however its events arrive."""
+"""The totals: what was charged and refunded, however its events arrive."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,20 +26,22 @@ def databases(database_url: str) -> Iterator[list[Database]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Charged:
-    """A charge, and the id of its event."""
+class Moved:
+    """A charge or a refund, and the id of its event."""
 
     event_id: UUID
+    event_type: str
     principal: str
     currency: str
     amount_cents: int
     at: datetime
 
     @property
-    def event(self) -> totals.ChargeCreated:
+    def event(self) -> totals.MoneyMoved:
         return totals.read(
             outbox.payload(
                 self.event_id,
+                event_type=self.event_type,
                 principal=self.principal,
                 currency=self.currency,
                 amount_cents=self.amount_cents,
@@ -49,13 +51,14 @@ class Charged:
 
 
 @st.composite
-def deliveries(draw: st.DrawFn) -> list[list[Charged]]:
-    """Charges whose events come to two instances, some more than once, in any order and to either."""
-    charged = draw(
+def deliveries(draw: st.DrawFn) -> list[list[Moved]]:
+    """Charges and refunds whose events come to two instances, some more than once, in any order and to either."""
+    moved = draw(
         st.lists(
             st.builds(
-                Charged,
+                Moved,
                 event_id=st.uuids(version=4),
+                event_type=st.sampled_from(["ChargeCreated", "ChargeRefunded"]),
                 principal=st.sampled_from(["alice", "bob"]),
                 currency=st.sampled_from(["USD", "EUR"]),
                 amount_cents=st.integers(1, 999_999_999_999),
@@ -63,44 +66,46 @@ def deliveries(draw: st.DrawFn) -> list[list[Charged]]:
             ),
             min_size=1,
             max_size=8,
-            unique_by=lambda charge: charge.event_id,
+            unique_by=lambda moved: moved.event_id,
         )
     )
-    repeated = charged + draw(st.lists(st.sampled_from(charged), max_size=8))
+    repeated = moved + draw(st.lists(st.sampled_from(moved), max_size=8))
     shuffled = draw(st.permutations(repeated))
     cut = draw(st.integers(0, len(shuffled)))
     return [shuffled[:cut], shuffled[cut:]]
 
 
-def expected(charges: set[Charged]) -> dict[tuple[str, str, date], tuple[int, int]]:
-    sums: dict[tuple[str, str, date], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for charge in charges:
-        account = charge.principal, charge.currency, charge.at.date()
-        count, cents = sums[account]
-        sums[account] = count + 1, cents + charge.amount_cents
+def expected(moved: set[Moved]) -> dict[tuple[str, str, date], tuple[int, ...]]:
+    sums: dict[tuple[str, str, date], tuple[int, ...]] = defaultdict(lambda: (0, 0, 0, 0))
+    for one in moved:
+        account = one.principal, one.currency, one.at.date()
+        step = (1, one.amount_cents, 0, 0) if one.event_type == "ChargeCreated" else (0, 0, 1, one.amount_cents)
+        sums[account] = tuple(map(sum, zip(sums[account], step, strict=True)))
     return sums
 
 
-def kept(connection: outbox.Connection) -> dict[tuple[str, str, date], tuple[int, int]]:
-    rows = connection.execute("SELECT principal, currency, day, charges, amount_cents FROM charge_totals").fetchall()
+def kept(connection: outbox.Connection) -> dict[tuple[str, str, date], tuple[int, ...]]:
+    rows = connection.execute(
+        "SELECT principal, currency, day, charges, amount_cents, refunds, refunded_cents FROM charge_totals"
+    ).fetchall()
     return {row[:3]: row[3:] for row in rows}
 
 
 @given(deliveries())
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_totals_do_not_depend_on_how_events_arrive(
-    databases: list[Database], connect: Connect, delivered: list[list[Charged]]
+    databases: list[Database], connect: Connect, delivered: list[list[Moved]]
 ) -> None:
-    """Any order, any repetition, on two instances at once: each charge is in its total once."""
+    """Any order, any repetition, on two instances at once: each charge and each refund is in its total once."""
     with connect() as connection:
         connection.execute("DELETE FROM processed_events")
         connection.execute("DELETE FROM charge_totals")
 
-        def consume(database: Database, charges: list[Charged]) -> int:
-            return sum(totals.apply(database, charge.event) for charge in charges)
+        def consume(database: Database, moved: list[Moved]) -> int:
+            return sum(totals.apply(database, one.event) for one in moved)
 
         with ThreadPoolExecutor(2) as instances:
             firsts: list[Any] = list(instances.map(consume, databases, delivered))
-        charges = {charge for part in delivered for charge in part}
-        assert sum(firsts) == len(charges)
-        assert kept(connection) == expected(charges)
+        moved = {one for part in delivered for one in part}
+        assert sum(firsts) == len(moved)
+        assert kept(connection) == expected(moved)

@@ -11,11 +11,12 @@ from uuid import UUID
 
 import psycopg
 
-from charging import charges, contract
+from charging import charges, contract, refunds
 from charging.charges import ChargeCommand
 from charging.contract import Command
 from charging.database import Database
 from charging.idempotency import Call, Created, Outcome, Scope
+from charging.refunds import RefundCommand
 from charging.settings import DatabaseSettings
 from tests.support.invocation import database_variables
 
@@ -52,6 +53,12 @@ def charge(
     return charges.create(
         database, call_of(charges.ENDPOINT, key, command, principal=principal, wait_seconds=wait_seconds)
     )
+
+
+def refund(database: Database, key: UUID, charge_id: UUID, amount_cents: int, *, principal: str = "alice") -> Outcome:
+    """Refunds as the function does."""
+    command = RefundCommand(amountCents=amount_cents)
+    return refunds.create(database, call_of(refunds.ENDPOINT, key, command, principal=principal), charge_id)
 
 
 def call_of[C: Command](

@@ -34,15 +34,16 @@ class Row:
 def payload(
     event_id: UUID,
     *,
+    event_type: str = "ChargeCreated",
     principal: str = "alice",
     amount_cents: int = 4900,
     currency: str = "USD",
     at: datetime | None = None,
 ) -> str:
-    """A charge's event, as the charge's statement writes it."""
+    """A charge's event, or a refund's, as their statements write it."""
     charge_id = uuid4()
     data = {"chargeId": str(charge_id), "amountCents": amount_cents, "currency": currency}
-    event = outbox.event("ChargeCreated", subject=charge_id, principal=principal, data=data, traceparent=None)["event"]
+    event = outbox.event(event_type, subject=charge_id, principal=principal, data=data, traceparent=None)["event"]
     return json.dumps(json.loads(str(event)) | {"id": str(event_id), "time": (at or datetime.now(UTC)).isoformat()})
 
 

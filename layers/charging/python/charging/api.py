@@ -104,9 +104,7 @@ class Api:
         return _problem(refused)
 
 
-def call[C: Command](
-    request: Request, endpoint: str, model: type[C], settings: OperationSettings
-) -> Call[C]:
+def call[C: Command](request: Request, endpoint: str, model: type[C], settings: OperationSettings) -> Call[C]:
     """Reads a request for an operation under a key.
 
     Raises Unauthenticated, what `contract` refuses the key or the body for, and TemporarilyUnavailable where too little

@@ -137,10 +137,11 @@ def perform[C: Command](
     """Runs a claiming statement until its answer is plain, at most five times and not beyond the call's deadline.
 
     `parameters` are the operation's own; those of the key and of the response are added to them. `target` is the
-    resource that the command is for, where there is one: for another the same body is another command. Where the statement
-    can come to a `refusal`, its status is another than that of the `response`. Each must be unlike any other call's, as
-    one with a new id in it is: that is how a commit of our own, whose confirmation was lost, is told from somebody
-    else's.
+    resource that the command is for, where there is one: for another the same body is another command.
+
+    Where the statement can come to a `refusal`, its status is another than that of the `response`. Each must be unlike
+    any other call's, as one with a new id in it is: that is how a commit of our own, whose confirmation was lost, is
+    told from somebody else's.
 
     While a twin is at work it waits for the twin's end, on the database and at most the call's `in_flight_wait_seconds`
     in all. Raises TemporarilyUnavailable when nothing was committed by this call, OutcomeUnknown when a run was sent
