@@ -4,12 +4,25 @@ import json
 from pathlib import Path
 from uuid import UUID
 
-from charging import compact, errors, idempotency, problem
+from charging import compact, errors, idempotency, problem, refunds
 from charging.charges import Charge, ChargeCommand
 from charging.contract import BODY_BYTES
-from charging.idempotency import InFlight, KeyReused, StoredResponse
-from local import openapi_webhooks
-from local.openapi_parts import HEX_GROUPS, KEY, KEY_HEADER, Json, body, id_in_path, problems
+from charging.idempotency import StoredResponse
+from local import openapi_refunds, openapi_webhooks
+from local.openapi_parts import (
+    HEX_GROUPS,
+    KEY_HEADER,
+    KEY_IN_QUERY,
+    TRACEPARENT_HEADER,
+    Json,
+    body,
+    command,
+    created,
+    id_in_path,
+    key_result,
+    problems,
+    result,
+)
 
 DOCUMENT = Path("docs/openapi.json")
 
@@ -19,8 +32,8 @@ _RESPONSE = StoredResponse(
 )
 
 _DESCRIPTION = f"""\
-Takes a charge once per idempotency key, shows charges and what became of keys, and manages the endpoints to which
-charges' events are sent as webhooks.
+Takes a charge or a refund once per idempotency key, shows them and what became of keys, and manages the endpoints to
+which their events are sent as webhooks.
 
 A key belongs to the caller and the operation. It is kept for 24 hours from its first use, unless the deployment says
 otherwise; after that it is a new key. A repetition under a live key gets the first answer back, byte for byte, with
@@ -45,6 +58,7 @@ def document() -> Json:
         "paths": {
             "/charges": {"post": _create(), "get": _find()},
             "/charges/{charge_id}": {"get": _read()},
+            **openapi_refunds.paths(),
             **openapi_webhooks.paths(),
         },
         "components": {
@@ -60,7 +74,10 @@ def document() -> Json:
                 "Location": {
                     "description": "The path of what was created.",
                     "required": True,
-                    "schema": {"type": "string", "pattern": f"^/(charges|webhook-endpoints)/{HEX_GROUPS}$"},
+                    "schema": {
+                        "type": "string",
+                        "pattern": f"^/(charges|charges/{HEX_GROUPS}/refunds|webhook-endpoints)/{HEX_GROUPS}$",
+                    },
                 },
                 "Idempotent-Replayed": {
                     "description": "Sent with a repetition's answer, and never with a first one.",
@@ -73,9 +90,10 @@ def document() -> Json:
                 },
             },
             "schemas": {
-                "ChargeCommand": _command(),
+                "ChargeCommand": command(ChargeCommand),
                 "Charge": _charge(),
-                "KeyResult": _key_result(),
+                "KeyResult": key_result("Charge"),
+                **openapi_refunds.schemas(),
                 **openapi_webhooks.schemas(),
                 "Problem": _problem(),
             },
@@ -92,15 +110,7 @@ def _create() -> Json:
     return {
         "operationId": "createCharge",
         "summary": "Take a charge, once for its key",
-        "parameters": [
-            KEY_HEADER,
-            {
-                "name": "traceparent",
-                "in": "header",
-                "description": "W3C Trace Context; carried in the event.",
-                "schema": {"type": "string"},
-            },
-        ],
+        "parameters": [KEY_HEADER, TRACEPARENT_HEADER],
         "requestBody": {
             "required": True,
             "content": {
@@ -113,35 +123,18 @@ def _create() -> Json:
                 }
             },
         },
-        "responses": {
-            "201": {
-                "description": "The charge: taken by this request, or replayed for it.",
-                "headers": {
-                    "Location": {"$ref": "#/components/headers/Location"},
-                    "Idempotent-Replayed": {"$ref": "#/components/headers/Idempotent-Replayed"},
-                },
-                "content": body("Charge", _CHARGE.members()),
-                "links": {
-                    "charge": {"operationId": "readCharge", "parameters": {"charge_id": "$response.body#/id"}},
-                    "result": {
-                        "operationId": "findResult",
-                        "parameters": {"idempotencyKey": "$request.header.Idempotency-Key"},
-                    },
+        "responses": created(
+            "The charge: taken by this request, or replayed for it.",
+            "Charge",
+            _CHARGE.members(),
+            {
+                "charge": {"operationId": "readCharge", "parameters": {"charge_id": "$response.body#/id"}},
+                "result": {
+                    "operationId": "findResult",
+                    "parameters": {"idempotencyKey": "$request.header.Idempotency-Key"},
                 },
             },
-            **problems(
-                errors.KeyMissing,
-                errors.KeyInvalid,
-                errors.InvalidRequest,
-                errors.Unauthenticated,
-                InFlight,
-                errors.PayloadTooLarge,
-                errors.UnsupportedMediaType,
-                KeyReused,
-                errors.TemporarilyUnavailable,
-                errors.OutcomeUnknown,
-            ),
-        },
+        ),
     }
 
 
@@ -149,25 +142,8 @@ def _find() -> Json:
     return {
         "operationId": "findResult",
         "summary": "Tell what became of a key of the caller's",
-        "parameters": [
-            {
-                "name": "idempotencyKey",
-                "in": "query",
-                "required": True,
-                "schema": {"type": "string", "pattern": f'^(?:{HEX_GROUPS}|"{HEX_GROUPS}")$'},
-                "example": KEY,
-            }
-        ],
-        "responses": {
-            "200": {
-                "description": (
-                    "`committed`, with the response that a repetition would get; or `not_known`: nothing has been "
-                    "committed under the key, or it is no longer kept. A request may be under way."
-                ),
-                "content": body("KeyResult", json.loads(idempotency.to_json(_RESPONSE))),
-            },
-            **problems(errors.KeyMissing, errors.KeyInvalid, errors.Unauthenticated, errors.TemporarilyUnavailable),
-        },
+        "parameters": [KEY_IN_QUERY],
+        "responses": result("KeyResult", json.loads(idempotency.to_json(_RESPONSE))),
     }
 
 
@@ -185,19 +161,8 @@ def _read() -> Json:
     }
 
 
-def _command() -> Json:
-    schema = ChargeCommand.model_json_schema(by_alias=True)
-    for member in schema["properties"].values():
-        del member["title"]
-        member["description"] = f"It is {member['description']}."
-    # Left out or a text; pydantic's None is how the code says that it was left out.
-    reference = schema["properties"]["reference"]
-    schema["properties"]["reference"] = reference.pop("anyOf")[0] | {"description": reference["description"]}
-    return schema
-
-
 def _charge() -> Json:
-    members = _command()["properties"]
+    members = command(ChargeCommand)["properties"]
     return {
         "type": "object",
         "additionalProperties": False,
@@ -207,33 +172,17 @@ def _charge() -> Json:
             "amountCents": members["amountCents"],
             "currency": {name: rule for name, rule in members["currency"].items() if name != "default"},
             "reference": members["reference"],
-        },
-    }
-
-
-def _key_result() -> Json:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["outcome"],
-        "properties": {
-            "outcome": {"enum": ["committed", "not_known"]},
-            "response": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["status", "headers", "body"],
-                "properties": {
-                    "status": {"type": "integer"},
-                    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-                    "body": {"$ref": "#/components/schemas/Charge"},
-                },
+            "refundedCents": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "What has been refunded, all in all; left out while nothing has been.",
             },
         },
     }
 
 
 def _problem() -> Json:
-    known = [*problem.PROBLEMS.values(), problem.INTERNAL]
+    known = [*problem.PROBLEMS.values(), refunds.EXCEEDS_CHARGE, problem.INTERNAL]
     return {
         "type": "object",
         "additionalProperties": False,
@@ -243,6 +192,10 @@ def _problem() -> Json:
             "title": {"type": "string"},
             "status": {"enum": sorted({kind.status for kind in known})},
             "detail": {"type": "string"},
+            "instance": {
+                "type": "string",
+                "description": "With a refusal that is the key's result: which one it is.",
+            },
             "code": {"enum": [kind.code for kind in known]},
             "retrySameKey": {
                 "type": "boolean",

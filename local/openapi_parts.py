@@ -4,11 +4,13 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from charging import problem
+from charging import errors, problem
+from charging.contract import Command
 from charging.idempotency import InFlight, KeyReused
 from charging.problem import Problem
 
 type Json = dict[str, Any]
+type Cause = type[Exception | InFlight | KeyReused]
 
 KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 HEX_GROUPS = "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
@@ -19,6 +21,21 @@ KEY_HEADER: Json = {
     "description": "A UUID in the form 8-4-4-4-12, bare or as an RFC 8941 string; both are the same key.",
     "schema": {"type": "string", "pattern": f'^(?:{HEX_GROUPS}|"{HEX_GROUPS}")$'},
     "example": KEY,
+}
+
+
+KEY_IN_QUERY: Json = {
+    "name": "idempotencyKey",
+    "in": "query",
+    "required": True,
+    "schema": {"type": "string", "pattern": f'^(?:{HEX_GROUPS}|"{HEX_GROUPS}")$'},
+    "example": KEY,
+}
+TRACEPARENT_HEADER: Json = {
+    "name": "traceparent",
+    "in": "header",
+    "description": "W3C Trace Context; carried in the event.",
+    "schema": {"type": "string"},
 }
 
 
@@ -38,10 +55,87 @@ def body(schema: str, example: object) -> Json:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}}
 
 
-def problems(*causes: type[Exception] | type[InFlight] | type[KeyReused]) -> Json:
+def command(model: type[Command]) -> Json:
+    """Return the schema of a command with the members that charges and refunds have."""
+    schema = model.model_json_schema(by_alias=True)
+    for member in schema["properties"].values():
+        del member["title"]
+        member["description"] = f"It is {member['description']}."
+    # Left out or a text; pydantic's None is how the code says that it was left out.
+    reference = schema["properties"]["reference"]
+    schema["properties"]["reference"] = reference.pop("anyOf")[0] | {"description": reference["description"]}
+    return schema
+
+
+def key_result(schema: str) -> Json:
+    """Return the schema of what is known of a key whose operation answers with a schema's object, or with a refusal."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["outcome"],
+        "properties": {
+            "outcome": {"enum": ["committed", "not_known"]},
+            "response": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["status", "headers", "body"],
+                "properties": {
+                    "status": {"type": "integer"},
+                    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                    "body": {"$ref": f"#/components/schemas/{schema}"},
+                },
+            },
+        },
+    }
+
+
+def result(schema: str, example: object) -> Json:
+    """Return the responses of the operation that tells what became of a key."""
+    return {
+        "200": {
+            "description": (
+                "`committed`, with the response that a repetition would get; or `not_known`: nothing has been "
+                "committed under the key, or it is no longer kept. A request may be under way."
+            ),
+            "content": body(schema, example),
+        },
+        **problems(errors.KeyMissing, errors.KeyInvalid, errors.Unauthenticated, errors.TemporarilyUnavailable),
+    }
+
+
+def created(description: str, schema: str, example: object, links: Json, *refusals: Cause | Problem) -> Json:
+    """Return the responses of an operation under a key, with its own refusals among the problems."""
+    return {
+        "201": {
+            "description": description,
+            "headers": {
+                "Location": {"$ref": "#/components/headers/Location"},
+                "Idempotent-Replayed": {"$ref": "#/components/headers/Idempotent-Replayed"},
+            },
+            "content": body(schema, example),
+            "links": links,
+        },
+        **problems(
+            errors.KeyMissing,
+            errors.KeyInvalid,
+            errors.InvalidRequest,
+            errors.Unauthenticated,
+            InFlight,
+            errors.PayloadTooLarge,
+            errors.UnsupportedMediaType,
+            KeyReused,
+            errors.TemporarilyUnavailable,
+            errors.OutcomeUnknown,
+            *refusals,
+        ),
+    }
+
+
+def problems(*causes: Cause | Problem) -> Json:
     """Return one response for each status, with an example for each of its problems."""
     by_status: dict[int, list[Problem]] = {}
-    for found in (*(problem.PROBLEMS[cause] for cause in causes), problem.INTERNAL):
+    kinds = (cause if isinstance(cause, Problem) else problem.PROBLEMS[cause] for cause in causes)
+    for found in (*kinds, problem.INTERNAL):
         by_status.setdefault(found.status, []).append(found)
     return {str(status): _problem_response(kinds) for status, kinds in sorted(by_status.items())}
 

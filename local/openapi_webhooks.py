@@ -7,8 +7,7 @@ from uuid import UUID
 from charging import endpoints, errors
 from charging.contract import Command
 from charging.endpoints import Delivery, Endpoint, EndpointCommand, ResendCommand, RotateCommand
-from charging.idempotency import InFlight, KeyReused
-from local.openapi_parts import HEX_GROUPS, KEY_HEADER, Json, body, id_in_path, problems
+from local.openapi_parts import HEX_GROUPS, KEY_HEADER, Json, body, created, id_in_path, problems
 
 _PATH = "/webhook-endpoints"
 _ID = UUID("01a22fc4-9395-7a4e-9400-75652bc34a20")
@@ -170,33 +169,16 @@ def _create() -> Json:
         "summary": "Create a webhook endpoint, once for its key",
         "parameters": [KEY_HEADER],
         "requestBody": _request(EndpointCommand, {"url": _ENDPOINT.url, "eventTypes": _ENDPOINT.event_types}),
-        "responses": {
-            "201": {
-                "description": "The endpoint: created by this request, or replayed for it. Its secret is shown apart.",
-                "headers": {
-                    "Location": {"$ref": "#/components/headers/Location"},
-                    "Idempotent-Replayed": {"$ref": "#/components/headers/Idempotent-Replayed"},
-                },
-                "content": body("Endpoint", _ENDPOINT.members()),
-                "links": {
-                    "endpoint": {"operationId": "readEndpoint", "parameters": {"endpoint_id": "$response.body#/id"}},
-                    "secret": {"operationId": "readSecret", "parameters": {"endpoint_id": "$response.body#/id"}},
-                },
+        "responses": created(
+            "The endpoint: created by this request, or replayed for it. Its secret is shown apart.",
+            "Endpoint",
+            _ENDPOINT.members(),
+            {
+                "endpoint": {"operationId": "readEndpoint", "parameters": {"endpoint_id": "$response.body#/id"}},
+                "secret": {"operationId": "readSecret", "parameters": {"endpoint_id": "$response.body#/id"}},
             },
-            **problems(
-                errors.KeyMissing,
-                errors.KeyInvalid,
-                errors.InvalidRequest,
-                errors.Unauthenticated,
-                InFlight,
-                errors.PayloadTooLarge,
-                errors.UnsupportedMediaType,
-                KeyReused,
-                errors.TooManyEndpoints,
-                errors.TemporarilyUnavailable,
-                errors.OutcomeUnknown,
-            ),
-        },
+            errors.TooManyEndpoints,
+        ),
     }
 
 

@@ -125,12 +125,12 @@ def assert_discreet(answer: Answer) -> None:
 
 
 def key_in(line: str) -> str | None:
-    """The key that a line of the log tells. It has a member of its own and is nowhere else, nor in any metric; and no
-    line has a principal or a reference in it."""
+    """The key that a line of the log tells. It has a member of its own and is nowhere else, which is no metric and no
+    dimension; and no line has a principal or a reference in it."""
     assert PRINCIPAL not in line
     assert REFERENCE not in line
     members = json.loads(line)
-    logged: str | None = None if "_aws" in members else members.pop("idempotency_key", None)
+    logged: str | None = members.pop("idempotency_key", None)
     assert KEY_PREFIX not in json.dumps(members).lower()
     return logged
 

@@ -178,7 +178,7 @@ def test_after_any_crash_a_retry_ends_with_one_charge(
         ).fetchall()
         if fault is Fault.STOPPED and not can_be_stopped(backend, database.info.dbname):
             pytest.skip("the server's processes are not of this machine")
-        database.execute("TRUNCATE charges, outbox, idempotency_keys")
+        database.execute("TRUNCATE charges, refunds, outbox, idempotency_keys")
         retry = Instance("charges", database_url, CHARGES)
         lasting.callback(retry.close)
 

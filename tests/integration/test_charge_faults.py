@@ -60,7 +60,7 @@ def function(wire: Wire) -> Iterator[Instance]:
 def warm(function: Instance, database: Connection, wire: Wire) -> Instance:
     """An instance whose connection is open and whose statement is prepared; nothing is charged yet."""
     function.call(charge_event(KEY))
-    database.execute("TRUNCATE charges, outbox, idempotency_keys")
+    database.execute("TRUNCATE charges, refunds, outbox, idempotency_keys")
     wire.messages.clear()
     return function
 

@@ -310,7 +310,7 @@ def test_a_deadlock_is_settled_by_another_run(instance: tuple[Instance, Wire], c
         try:
             answer = play()
         except psycopg.errors.DeadlockDetected:
-            observer.execute("TRUNCATE charges, outbox, idempotency_keys")
+            observer.execute("TRUNCATE charges, refunds, outbox, idempotency_keys")
             stored_and_expired(holder)
             wire.messages.clear()
     assert runs(wire) == 2

@@ -25,7 +25,17 @@ PAGE = ROOT / "docs" / "security.md"
 # What each function sends, by the names in charging.sql.
 RUNS: Mapping[str, frozenset[str]] = {
     # Deliveries are enqueued by whichever transaction writes an event, which is the charge's.
-    "charges": frozenset({"CREATE_CHARGE", "AWAIT_TWIN", "READ_CHARGE", "READ_STORED_RESPONSE", "ENQUEUE_DELIVERIES"}),
+    "charges": frozenset(
+        {
+            "CREATE_CHARGE",
+            "CREATE_REFUND",
+            "AWAIT_TWIN",
+            "READ_CHARGE",
+            "READ_REFUND",
+            "READ_STORED_RESPONSE",
+            "ENQUEUE_DELIVERIES",
+        }
+    ),
     "endpoints": frozenset(
         {
             "CREATE_ENDPOINT",

@@ -69,7 +69,7 @@ def metrics(output: str) -> list[tuple[dict[str, float], dict[str, str]]]:
             assert described["Namespace"] == "Charges"
             [names] = described["Dimensions"]
             values = {metric["Name"]: document[metric["Name"]] for metric in described["Metrics"]}
-            found.append(({name: value[0] for name, value in values.items()}, {name: document[name] for name in names}))
+            found.append((values, {name: document[name] for name in names}))
     return found
 
 

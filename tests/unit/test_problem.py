@@ -10,11 +10,12 @@ import pytest
 from charging import errors, problem
 from charging.idempotency import InFlight, KeyReused
 from charging.problem import Problem
+from charging.refunds import EXCEEDS_CHARGE
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "problems.md"
 TEMPLATE = Path(__file__).parents[2] / "template.yaml"
 # Two errors may be one problem to the caller.
-ALL = list({one.code: one for one in [*problem.PROBLEMS.values(), problem.INTERNAL]}.values())
+ALL = list({one.code: one for one in [*problem.PROBLEMS.values(), EXCEEDS_CHARGE, problem.INTERNAL]}.values())
 CODES = [one.code for one in ALL]
 
 # The contract's table: code, status, whether the same request with the same key is worth sending again.
@@ -25,6 +26,7 @@ CONTRACT = {
     "unauthenticated": (401, False),
     "not_found": (404, False),
     "request_in_flight": (409, True),
+    "refund_exceeds_charge": (409, False),
     "payload_too_large": (413, False),
     "unsupported_media_type": (415, False),
     "idempotency_key_reused": (422, False),
@@ -59,9 +61,9 @@ def test_a_problem_has_the_members_of_rfc_9457_and_ours(one: Problem) -> None:
 
 @pytest.mark.parametrize("one", ALL, ids=CODES)
 def test_whoever_is_told_to_wait_is_told_how_long(one: Problem) -> None:
-    """409 and 503 carry Retry-After in whole seconds; a refusal that waiting cannot cure does not."""
+    """Retry-After is in whole seconds; a refusal that waiting cannot cure has none."""
     headers = problem.headers(one)
-    if one.status in (409, 503):
+    if one.status == 503 or one is problem.PROBLEMS[InFlight]:
         assert re.fullmatch(r"[1-9][0-9]*", headers["Retry-After"])
     else:
         assert headers == {}

@@ -1,5 +1,6 @@
 """The one table from what went wrong to its problem document (RFC 9457)."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from uuid import UUID
@@ -141,7 +142,8 @@ def of(cause: Exception | KeyReused | InFlight) -> Problem:
 
 def document(problem: Problem, instance: UUID | None = None) -> str:
     """Returns the problem as application/problem+json; `instance` tells this occurrence from any other."""
-    return compact.json(
+    # In ASCII: a violation may name a member in characters that UTF-8 has no bytes for.
+    return json.dumps(
         compact.given(
             {
                 "type": TYPE + problem.code,
