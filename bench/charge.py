@@ -381,7 +381,7 @@ def _charge_on(url: str, seconds: float, caller: Pipe) -> None:
 
 # How pgbench writes what differs from call to call, where the function has it from Python.
 _NUMBER = "lpad(to_hex(:number::bigint), 32, '0')::uuid"
-_FRESH = {"key": _NUMBER, "charge_id": "uuidv7()", "event_id": "uuidv7()"}
+_FRESH = {"key": _NUMBER, "charge_id": "uuidv7()", "aggregate_id": "uuidv7()", "event_id": "uuidv7()"}
 _TYPES = {str: "text", int: "bigint", UUID: "uuid"}
 
 
@@ -399,7 +399,7 @@ def _pgbench_script(script: Path, statement: bytes, parameters: Parameters) -> l
 
     text = re.sub(r"%\((\w+)\)s", lambda match: variable(match[1], parameters[match[1]]), statement.decode())
     # pgbench takes a colon for a variable, be it inside of a string.
-    text = re.sub(r"'([^']*[A-Z0-9]:[^']*)'", lambda match: variable("literal", match[1]), text)
+    text = re.sub(r"'([^']*)'", lambda match: variable("literal", match[1]) if ":" in match[1] else match[0], text)
     script.write_text(f"\\set number random(1, {2**62})\n{text};\n")
     return options
 

@@ -89,8 +89,8 @@ def key_result(schema: str) -> Json:
     }
 
 
-def result(schema: str, example: object) -> Json:
-    """Return the responses of the operation that tells what became of a key."""
+def result(schema: str, example: object, *refusals: Cause) -> Json:
+    """Return the responses of an operation that tells what became of a key, with its own refusals."""
     return {
         "200": {
             "description": (
@@ -99,7 +99,9 @@ def result(schema: str, example: object) -> Json:
             ),
             "content": body(schema, example),
         },
-        **problems(errors.KeyMissing, errors.KeyInvalid, errors.Unauthenticated, errors.TemporarilyUnavailable),
+        **problems(
+            errors.KeyMissing, errors.KeyInvalid, errors.Unauthenticated, errors.TemporarilyUnavailable, *refusals
+        ),
     }
 
 

@@ -112,7 +112,7 @@ def _find() -> Json:
         "operationId": "findRefundResult",
         "summary": "Tell what became of a key of the caller's",
         "parameters": [_CHARGE_ID, KEY_IN_QUERY],
-        "responses": result("RefundKeyResult", json.loads(idempotency.to_json(_RESPONSE))),
+        "responses": result("RefundKeyResult", json.loads(idempotency.to_json(_RESPONSE)), errors.NoSuchResource),
     }
 
 

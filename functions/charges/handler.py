@@ -55,7 +55,7 @@ def handler(event: dict[str, Any], context: "LambdaContext") -> dict[str, Any]:
 def create_charge(request: Request) -> Response:
     """Charges."""
     call = api.call(request, charges.ENDPOINT, ChargeCommand, settings())
-    return API.outcome(charges.create(database(), call), call)
+    return API.outcome(request, call, charges.create(database(), call))
 
 
 @API.route("GET /charges/{id}")
@@ -75,7 +75,7 @@ def find_charge(request: Request) -> Response:
 def create_refund(request: Request, charge_id: UUID) -> Response:
     """Refunds a part of one of the caller's own charges."""
     call = api.call(request, refunds.ENDPOINT, RefundCommand, settings())
-    return API.outcome(refunds.create(database(), call, charge_id), call)
+    return API.outcome(request, call, refunds.create(database(), call, charge_id))
 
 
 @API.route("GET /charges/{id}/refunds/{id}")

@@ -49,7 +49,7 @@ def handler(event: dict[str, Any], context: "LambdaContext") -> dict[str, Any]:
 def create_endpoint(request: Request) -> Response:
     """Creates an endpoint, once for its key."""
     call = api.call(request, endpoints.ENDPOINT, EndpointCommand, settings())
-    return API.outcome(endpoints.create(database(), call, allows_loopback=allows_loopback()), call)
+    return API.outcome(request, call, endpoints.create(database(), call, allows_loopback=allows_loopback()))
 
 
 @API.route("GET /webhook-endpoints")

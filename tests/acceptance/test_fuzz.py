@@ -73,7 +73,9 @@ class Service:
         """Sends a request. Whatever it is, the answer and the log tell nobody what they should not."""
         self.log.seek(0)
         self.log.truncate()
-        answer = self.instance.call(event)
+        # Here, since pytest has a standard output of its own for each phase of a test.
+        with redirect_stdout(self.log):
+            answer = self.instance.call(event)
         assert_discreet(answer)
         self.logged = {found for line in self.log.getvalue().splitlines() if (found := key_in(line))}
         return answer
@@ -145,8 +147,7 @@ def service(database_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
     (handler,) = log.handlers
     assert isinstance(handler, logging.StreamHandler)
     before = handler.setStream(made.log)
-    with redirect_stdout(made.log):
-        yield made
+    yield made
     handler.setStream(before)
     made.instance.close()
     made.assert_rows_discreet()

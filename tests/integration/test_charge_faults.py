@@ -144,7 +144,7 @@ def test_a_row_is_no_charge_before_its_commit(
         call = caller.submit(patient.call, charge_event(KEY))
         until_blocked(database)
         twin.roll_back()
-        until(lambda: database.execute(f"SELECT query LIKE 'WITH stored%' {OURS}").fetchall() == [(True,)])
+        until(lambda: database.execute(f"SELECT query LIKE 'WITH%stored%' {OURS}").fetchall() == [(True,)])
         until_blocked(database)
         assert end_backends(database) == 1
         until_blocked(database)

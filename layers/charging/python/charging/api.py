@@ -61,12 +61,12 @@ class Api:
             response = self._refused(request, error)
         return gateway.shaped(response, event)
 
-    def outcome(self, outcome: Outcome, call: Call[Any]) -> Response:
-        """Counts what became of a call under a key, and says so."""
+    def outcome(self, request: Request, call: Call[Any], outcome: Outcome) -> Response:
+        """Counts what became of a request's call under its key, and says so."""
         telemetry.tell(
             self.service,
             _OUTCOMES[type(outcome)],
-            about={"idempotency_key": str(call.scope.key)},
+            about={"request_id": request.context.aws_request_id, "idempotency_key": str(call.scope.key)},
             endpoint=call.scope.endpoint,
         )
         match outcome:
@@ -155,8 +155,9 @@ def _problem(refused: Problem) -> Response:
 
 
 def _key_for_the_log(request: Request) -> str | None:
-    """The key by which an operator finds the request, where it has a well-formed one."""
+    """The key by which an operator finds the request, where it has a well-formed one and a caller."""
     lines = [*gateway.header_lines(request, "idempotency-key"), *gateway.query_values(request, "idempotencyKey")]
     with contextlib.suppress(errors.Refused):
+        gateway.principal(request)
         return str(contract.idempotency_key(lines))
     return None
