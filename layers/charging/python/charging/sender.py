@@ -30,9 +30,11 @@ from charging.destinations import HTTPS_PORT, Address, Destination, destination,
 HANDSHAKE_BYTES = 64 * 1024
 HEAD_BYTES = 8 * 1024
 BODY_BYTES = 64 * 1024
-# What is taken from the socket at once: a TLS record, so that fifty deliveries hold a megabyte and not more.
+# What is taken from the socket at once: a TLS record, so that a hundred deliveries hold two megabytes, not more.
 BYTES_AT_ONCE = 16 * 1024
 EXCERPT_CHARACTERS = 500
+# What of a body is kept to make it from: that many characters of four bytes, and as much white space between them.
+EXCERPT_BYTES = 4096
 # Of the addresses that a name has, in the resolver's order. A delivery is no scan of a network.
 ADDRESSES_TRIED = 4
 # A resolver gives up after half a minute at worst, three times a usual deadline: more lookups than these are under way
@@ -261,7 +263,7 @@ def _read(response: httpcore2.Response) -> tuple[int, int | None, str]:
     is_success = response.status in SUCCESS
     try:
         for part in response.iter_stream():
-            body += part
+            body += part[: EXCERPT_BYTES - len(body)]
     except httpcore2.RemoteProtocolError:
         if is_success:
             raise

@@ -24,15 +24,15 @@ LEASE_SECONDS = 60
 # A send is mostly waiting, but for its first moments. More than these at once would wait for this function's share of a
 # processor, above all for TLS.
 SLOTS = 64
-# What only waits, for a receiver that is known to be slow or turns out to be, has as many slots of its own: however
-# many slow receivers there are, they leave the quick ones theirs.
-SLOW_SLOTS = 64
+# What only waits, for a receiver that is known to be slow or turns out to be, has slots of its own: however many slow
+# receivers there are, they leave the quick ones theirs. More would take more than 10 MB, with the worst answers.
+SLOW_SLOTS = 32
 # An endpoint may have an eighth of what is free: up to eight slots, and fewer as others fill them, down to one. So many
 # slow receivers together still leave slots for the next.
 SHARE = 8
-# Probes mostly run into their deadline. They have a quarter of the slow slots at the most, and are looked for once a
+# Probes mostly run into their deadline. They have half of the slow slots at the most, and are looked for once a
 # second.
-PROBE_SLOTS = SLOW_SLOTS // 4
+PROBE_SLOTS = SLOW_SLOTS // 2
 PROBE_POLL_SECONDS = 1.0
 # Deliveries to deleted endpoints that one statement gives up, in some ten milliseconds.
 ABANDONED_AT_ONCE = 1000
