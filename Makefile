@@ -18,7 +18,7 @@ CODE := $(wildcard $(PACKAGE) functions local tests bench)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run demo events ops sam-local sam-invoke test check bench format format-check lint types imports template \
-	schema schema-check openapi reliability lock build sizes clean
+	schema schema-check openapi reliability scaling lock build sizes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ template: $(VENV)/installed $(SAM_VENV)/installed $(CHECKOV_VENV)/installed $(GU
 
 # ---- benchmarks ---------------------------------------------------------------------------------------------------
 
-bench: $(VENV)/installed $(SAM_VENV)/installed ## Measure, some 15 minutes (or a part: BENCH=charge; a taste: BENCH=--quick)
+bench: $(VENV)/installed $(SAM_VENV)/installed ## Measure, some 20 minutes (or a part: BENCH=charge; a taste: BENCH=--quick)
 	@exec env $(WITH_SAM) $(BIN)/python -m bench $(BENCH)
 
 # ---- generated files ----------------------------------------------------------------------------------------------
@@ -87,6 +87,9 @@ schema: $(VENV)/installed ## Regenerate schema/current.sql from the migrations
 
 openapi: $(VENV)/installed ## Regenerate docs/openapi.json from the code
 	$(BIN)/python -m local openapi
+
+scaling: $(VENV)/installed ## Regenerate the tables in docs/scaling.md and docs/deploy.md from the model
+	WRITE_SCALING=1 $(BIN)/python -m pytest --quiet tests/unit/test_sizing.py
 
 reliability: $(VENV)/installed ## Regenerate the tables in docs/reliability.md by breaking charges, relays and dispatchers (fifteen minutes)
 	WRITE_RELIABILITY=1 $(BIN)/python -m pytest --quiet tests/integration/test_charge_crashes.py \

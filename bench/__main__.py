@@ -8,7 +8,7 @@ from bench import reporting, server
 from local import stopping
 from local.errors import StackError
 
-BENCHMARKS = ("charge", "relay", "backlog", "cold", "latency", "webhooks")
+BENCHMARKS = ("charge", "relay", "backlog", "cold", "latency", "webhooks", "model")
 
 
 def main() -> int:

@@ -329,14 +329,14 @@ def _scaling(url: str, scale: Scale) -> dict[int, tuple[float, float, Spread]]:
     with contextlib.ExitStack() as stack:
         function = stack.enter_context(contextlib.closing(Function(url)))
         script = Path(stack.enter_context(TemporaryDirectory()), "charge.sql")
-        variables = _pgbench_script(script, *function.statement())
+        variables = pgbench_script(script, *function.statement())
         for processes in scale.processes:
             reporting.progress(f"{processes} processes")
             rates = measuring.take_turns(
                 scale.repeats,
                 {
                     "function": partial(_together, url, processes, scale.seconds),
-                    "pgbench": partial(_pgbench, url, script, variables, processes, scale.seconds),
+                    "pgbench": partial(pgbench, url, script, variables, processes, scale.seconds),
                 },
             )
             ours, theirs = rates["function"], rates["pgbench"]
@@ -385,7 +385,7 @@ _FRESH = {"key": _NUMBER, "charge_id": "uuidv7()", "aggregate_id": "uuidv7()", "
 _TYPES = {str: "text", int: "bigint", UUID: "uuid"}
 
 
-def _pgbench_script(script: Path, statement: bytes, parameters: Parameters) -> list[str]:
+def pgbench_script(script: Path, statement: bytes, parameters: Parameters) -> list[str]:
     """Writes the charge's statement as pgbench runs it, and returns the options that give it the parameters."""
     options = []
 
@@ -404,7 +404,7 @@ def _pgbench_script(script: Path, statement: bytes, parameters: Parameters) -> l
     return options
 
 
-def _pgbench(url: str, script: Path, variables: Sequence[str], clients: int, seconds: int) -> float:
+def pgbench(url: str, script: Path, variables: Sequence[str], clients: int, seconds: int) -> float:
     """Returns how many times a second so many clients of pgbench run the script."""
     parts = conninfo.conninfo_to_dict(url)
     finished = subprocess.run(

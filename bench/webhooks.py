@@ -80,7 +80,7 @@ _DUE = b"""
 def run(databases: Databases, scale: Scale) -> Report:
     """Lets the dispatcher and its rivals take turns at receivers near and far, and then sends one large backlog."""
     with contextlib.ExitStack() as stack:
-        authorities, certificate = _certified(Path(stack.enter_context(TemporaryDirectory())))
+        authorities, certificate = certified(Path(stack.enter_context(TemporaryDirectory())))
         subjects: dict[tuple[str, int], Callable[[], float]] = {}
         for latency in scale.latencies_ms:
             address = stack.enter_context(broker.serve(latency_seconds=latency / 1000, certificate=certificate))
@@ -206,7 +206,7 @@ def _room(databases: Databases, url: str, endpoints: int) -> Iterator[_Room]:
         yield _Room(database, others, [deliveries.register(others, url=url) for _ in range(endpoints)])
 
 
-def _certified(folder: Path) -> tuple[Path, Path]:
+def certified(folder: Path) -> tuple[Path, Path]:
     """Makes an authority, and a certificate of the receiver's with its key, as files."""
     authority = trustme.CA()
     authorities, certificate = folder / "authorities.pem", folder / "receiver.pem"

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from bench import backlog, charge, latency, relay, reporting, webhooks
+from bench import backlog, charge, latency, model, relay, reporting, webhooks
 from bench.reporting import Report
 from tests.support.database import Databases
 
@@ -16,6 +16,9 @@ SMALLEST = {
     backlog: backlog.Scale(due=200, published=200, under_snapshot=(100,), sweeps=1),
     latency: latency.Scale(idle_seconds=0.1, events=2),
     webhooks: webhooks.Scale(latencies_ms=(0, 50), sent=20, one_by_one=1, rounds=1, due=20),
+    model: model.Scale(
+        charges=20, clients=(1, 2), seconds=1, tries=1, keys=1_000, added=10, drained=(20, 20), arrivals=20_000
+    ),
 }
 
 # What others read from latest.json, beside what has a target.
@@ -24,6 +27,7 @@ FIGURES = {
     relay: {"relay.rows_per_s_0ms"},
     backlog: set(),
     latency: set(),
+    model: {f"model.{name}_error" for name in ("saturation", "drain", "images", "instances")},
     webhooks: {f"webhooks.{name}_{ms}ms" for name in ("per_s", "one_per_s", "vs_textbook") for ms in (0, 50)},
 }
 
