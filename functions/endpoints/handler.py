@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from charging import api, compact, contract, endpoints, errors, gateway, vault
+from charging import api, compact, contract, endpoints, errors, gateway, telemetry, vault
 from charging.api import Api
 from charging.database import Database
 from charging.endpoints import Endpoint, EndpointCommand, ResendCommand, RotateCommand
@@ -34,9 +34,8 @@ def database() -> Database:
     return Database(settings())
 
 
-@cache
 def master_key() -> bytes:
-    """The master key of the secrets, read when a secret is asked for."""
+    """The master key of the secrets, read whenever a secret is asked for: it may have been replaced since."""
     return vault.read(settings().master_key_arn).encode()
 
 
@@ -69,6 +68,7 @@ def read_endpoint(request: Request, endpoint_id: UUID) -> Response:
 def delete_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Deletes one of the caller's endpoints."""
     endpoints.delete(database(), gateway.principal(request), endpoint_id, deadline=api.deadline(request))
+    tell("deleted", endpoint_id)
     return Response(HTTPStatus.NO_CONTENT.value, {}, "")
 
 
@@ -84,21 +84,24 @@ def rotate_secret(request: Request, endpoint_id: UUID) -> Response:
     """Replaces the secret of one of the caller's endpoints."""
     principal, command = gateway.principal(request), api.command(request, RotateCommand)
     rotated = endpoints.rotate(database(), principal, endpoint_id, command, deadline=api.deadline(request))
+    tell("secret_rotated", endpoint_id)
     return shown(rotated.members())
 
 
 @API.route("POST /webhook-endpoints/{id}/disable")
 def disable_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Holds the deliveries of one of the caller's endpoints."""
-    principal = gateway.principal(request)
-    return shown(endpoints.disable(database(), principal, endpoint_id, deadline=api.deadline(request)).members())
+    endpoint = endpoints.disable(database(), gateway.principal(request), endpoint_id, deadline=api.deadline(request))
+    tell("disabled_by_owner", endpoint_id)
+    return shown(endpoint.members())
 
 
 @API.route("POST /webhook-endpoints/{id}/enable")
 def enable_endpoint(request: Request, endpoint_id: UUID) -> Response:
     """Lets the deliveries of one of the caller's endpoints go."""
-    principal = gateway.principal(request)
-    return shown(endpoints.enable(database(), principal, endpoint_id, deadline=api.deadline(request)).members())
+    endpoint = endpoints.enable(database(), gateway.principal(request), endpoint_id, deadline=api.deadline(request))
+    tell("enabled", endpoint_id)
+    return shown(endpoint.members())
 
 
 @API.route("POST /webhook-endpoints/{id}/test")
@@ -129,6 +132,11 @@ def resend_deliveries(request: Request, endpoint_id: UUID) -> Response:
     principal, command = gateway.principal(request), api.command(request, ResendCommand)
     resent = endpoints.resend_since(database(), principal, endpoint_id, command, deadline=api.deadline(request))
     return shown(resent, HTTPStatus.ACCEPTED)
+
+
+def tell(change: str, endpoint_id: UUID) -> None:
+    """Notes what an owner has done to an endpoint, beside what the dispatcher does to it."""
+    telemetry.logger("endpoints").info("webhook_endpoint_changed", change=change, endpoint_id=str(endpoint_id))
 
 
 def endpoint_of(request: Request, endpoint_id: UUID) -> Endpoint:

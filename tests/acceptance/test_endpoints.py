@@ -557,3 +557,29 @@ def test_a_master_key_that_cannot_be_read_is_an_outage(database_url: str) -> Non
     with mock.patch("charging.vault.read", return_value=MASTER_KEY):
         assert api.call("GET", f"{path}/secret").status == 200
     instance.close()
+
+
+def test_a_master_key_that_is_replaced_gives_new_secrets_at_once(api: Api) -> None:
+    """Also in an instance that has shown one before."""
+    path = api.create()
+    before = api.call("GET", f"{path}/secret").json["secret"]
+    with mock.patch("charging.vault.read", return_value="n" * 32):
+        assert api.call("GET", f"{path}/secret").json["secret"] != before
+
+
+def test_what_owners_do_to_an_endpoint_is_logged(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    """Each change names the endpoint, and neither its owner nor a secret."""
+    caplog.set_level("INFO", "endpoints")
+    path = api.create()
+    for method, operation, body in (
+        ("POST", "/disable", None),
+        ("POST", "/enable", None),
+        ("POST", "/rotate-secret", {"secretVersion": 1}),
+        ("DELETE", "", None),
+    ):
+        assert api.call(method, f"{path}{operation}", body).status < 300
+    changes = [vars(record) for record in caplog.records if record.getMessage() == "webhook_endpoint_changed"]
+    assert [line["change"] for line in changes] == ["disabled_by_owner", "enabled", "secret_rotated", "deleted"]
+    assert {line["endpoint_id"] for line in changes} == {path.removeprefix("/webhook-endpoints/")}
+    assert "alice" not in str(changes)
+    assert "whsec_" not in str(changes)

@@ -66,7 +66,8 @@ def traceparent(lines: Sequence[str]) -> str | None:
 class Command(BaseModel):
     """What a caller asks for, validated. Each field's description completes the sentence "it must be …"."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    # Built at first use, since most instances of a function are asked for one of its operations only.
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
 
 def given[T](value: T | None) -> T | None:

@@ -16,7 +16,8 @@ _SECRET_ARN = r"^arn:[a-z-]+:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:.+$"  # 
 class Settings(BaseModel):
     """The base of every function's settings: a field's alias is the name of its variable."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=False)
+    # Built at first use, since a function uses one of these classes and imports all of them.
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=False, defer_build=True)
 
     @classmethod
     def variables(cls) -> frozenset[str]:
