@@ -91,7 +91,7 @@ openapi: $(VENV)/installed ## Regenerate docs/openapi.json from the code
 scaling: $(VENV)/installed ## Regenerate the tables in docs/scaling.md and docs/deploy.md from the model
 	WRITE_SCALING=1 $(BIN)/python -m pytest --quiet tests/unit/test_sizing.py
 
-reliability: $(VENV)/installed ## Regenerate the tables in docs/reliability.md by breaking charges, relays and dispatchers (fifteen minutes)
+reliability: $(VENV)/installed ## Regenerate the tables in docs/reliability.md by breaking charges, refunds, relays and dispatchers (fifteen minutes)
 	WRITE_RELIABILITY=1 $(BIN)/python -m pytest --quiet tests/integration/test_charge_crashes.py \
 		tests/integration/test_relay_crashes.py tests/integration/test_webhook_crashes.py
 

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.conftest import Connect
-from tests.support.invocation import CHARGES, Answer, Event, Instance, charge_event
+from tests.support.invocation import CHARGES, Answer, Event, Instance, charge_event, refund_event
 from tests.support.ledger import Connection
 
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
@@ -34,12 +34,6 @@ def charge(api: Instance) -> str:
     """The path of a charge of alice's, over 10.00 EUR."""
     created = api.call(charge_event(body={"amountCents": 1000, "currency": "EUR", "reference": "order 7"}))
     return created.headers["location"]
-
-
-def refund_event(charge: str, key: UUID | str | None = None, body: object = None, **options: Any) -> Event:
-    """A REST event for a refund of the charge at a path."""
-    event = charge_event(key, {"amountCents": 600} if body is None else body, **options)
-    return event | {"path": f"{charge}/refunds", "resource": "/charges/{charge_id}/refunds"}
 
 
 def get(path: str, *, principal: str = "alice", query: dict[str, str] | None = None) -> Event:

@@ -1,7 +1,8 @@
-"""The crash matrix: each fault at each step of a charge, the retry that follows it, and the page that tells of both.
+"""The crash matrices: each fault at each step of a charge or a refund, the retry that follows it, and the page that
+tells of both.
 
-Every cell charges in a process of its own, breaks something, and retries with the same key through another instance.
-What was found has to be what docs/reliability.md says; with WRITE_RELIABILITY=1 it is written there instead.
+Every cell makes its request in a process of its own, breaks something, and retries with the same key through another
+instance. What was found has to be what docs/reliability.md says; with WRITE_RELIABILITY=1 it is written there instead.
 """
 
 import contextlib
@@ -9,27 +10,23 @@ import enum
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import LiteralString
 from uuid import UUID
 
 import pytest
 
 from tests.conftest import Connect
 from tests.support import reliability
-from tests.support.invocation import CHARGES, TIMEOUT_SECONDS, Answer, Instance, charge_event
+from tests.support.invocation import CHARGES, TIMEOUT_SECONDS, Answer, Event, Instance, charge_event, refund_event
 from tests.support.ledger import NOTHING, ONCE, PATIENCE_SECONDS, Connection, counts, holding_up, until, until_blocked
 from tests.support.process import Process, Stop
 from tests.support.wire import Message, Sender, Verdict, Wire
 
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
-
-TABLE = reliability.Table(
-    "charge crash matrix",
-    ["what breaks", "when", "the caller is told", "charged by then", "a retry with the same key"],
-)
 
 # A server that says nothing is waited for until the end of the function's time: little more than it needs to begin.
 SHORT_SECONDS = 1.8
@@ -49,6 +46,7 @@ class Step(enum.Enum):
     """When it breaks."""
 
     BEFORE = "before the statement is sent"
+    LOOKED = "after a look at the charge, before the statement arrives"
     RUNS = "while the statement runs"
     COMMITS = "while the statement is committed"
     COMMITTED = "after the commit, before the function hears of it"
@@ -60,15 +58,15 @@ class Finding:
     """One cell: what the first caller was told, what was committed by then, and what the retries were told."""
 
     told: Answer | None
-    is_charged: bool
+    is_done: bool
     retries: list[Answer]
 
-    def row(self, fault: Fault, step: Step) -> str:
-        charged = "yes" if self.is_charged else "no"
+    def row(self, operation: "Operation", fault: Fault, step: Step) -> str:
+        done = "yes" if self.is_done else "no"
         *held_up, settled = [_said(retry) for retry in self.retries]
         retried = "".join(f"{said} while the server process is stopped, then " for said in held_up) + settled
-        retried += ": the first call's charge" if self.is_charged else ": a new charge"
-        return reliability.row(fault.value, step.value, _said(self.told), charged, retried)
+        retried += f": the first call's {operation.name}" if self.is_done else f": a new {operation.name}"
+        return reliability.row(fault.value, step.value, _said(self.told), done, retried)
 
 
 def _said(answer: Answer | None) -> str:
@@ -77,25 +75,87 @@ def _said(answer: Answer | None) -> str:
     return f"{answer.status} `{answer.code}`" if answer.code else str(answer.status)
 
 
-# ---- the page -------------------------------------------------------------------------------------------------------
+# ---- the operations -------------------------------------------------------------------------------------------------
 
-CELLS = [(fault, step) for fault in Fault for step in Step]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """What is asked for, and what is then to be found of it exactly once."""
+
+    name: str
+    done: str
+    effects: LiteralString
+    steps: Sequence[Step]
+    request: Callable[[str], Event]
+    """The request, given the path of a charge."""
+    forgetting: LiteralString
+    """Takes away all that requests have done."""
+    finding: LiteralString
+    """The ids that the effects and the events name."""
+
+    @property
+    def table(self) -> reliability.Table:
+        columns = ["what breaks", "when", "the caller is told", f"{self.done} by then", "a retry with the same key"]
+        return reliability.Table(f"{self.name} crash matrix", columns)
+
+    @property
+    def cells(self) -> "list[Cell]":
+        return [(self, fault, step) for fault in Fault for step in self.steps]
+
+    @property
+    def looks(self) -> int:
+        """How many statements go before the one that does it."""
+        return int(Step.LOOKED in self.steps)
+
+
+CHARGE = Operation(
+    "charge",
+    "charged",
+    "charges",
+    [step for step in Step if step is not Step.LOOKED],
+    request=lambda _: charge_event(KEY),
+    forgetting="TRUNCATE charges, refunds, outbox, idempotency_keys",
+    finding="SELECT charges.id::text, payload::jsonb #>> '{data,chargeId}' FROM charges CROSS JOIN outbox",
+)
+REFUND = Operation(
+    "refund",
+    "refunded",
+    "refunds",
+    list(Step),
+    request=lambda charge: refund_event(charge, KEY),
+    forgetting="TRUNCATE refunds, outbox, idempotency_keys; UPDATE charges SET refunded_cents = 0, refunds = 0",
+    # Nothing is found where the charge's own count is another.
+    finding="""
+    SELECT refunds.id::text, payload::jsonb #>> '{data,refundId}'
+    FROM refunds
+    CROSS JOIN outbox
+    JOIN charges ON charges.id = charge_id AND refunded_cents = refunds.amount_cents AND charges.refunds = 1
+    """,
+)
+OPERATIONS = (CHARGE, REFUND)
+type Cell = tuple[Operation, Fault, Step]
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[dict[tuple[Fault, Step], str]]:
+def found() -> Iterator[dict[Cell, str]]:
     """The rows of this run; written to the page at its end where that is wanted."""
-    rows: dict[tuple[Fault, Step], str] = {}
+    rows: dict[Cell, str] = {}
     yield rows
     if reliability.WRITES:
-        TABLE.write(rows[cell] for cell in CELLS)
+        for operation in OPERATIONS:
+            operation.table.write(rows[cell] for cell in operation.cells)
 
 
 @pytest.mark.skipif(reliability.WRITES, reason="the page is being written")
-def test_the_page_has_every_cell_once_and_nothing_else() -> None:
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_the_page_has_every_cell_once_and_nothing_else(operation: Operation) -> None:
     """A cell that is added, renamed or taken away shows on the page."""
-    named = [tuple(row.split(" | ")[:2]) for row in TABLE.rows()]
-    assert named == [(f"| {fault.value}", step.value) for fault, step in CELLS], "run `make reliability`"
+    named = [tuple(row.split(" | ")[:2]) for row in operation.table.rows()]
+    expected = [(f"| {fault.value}", step.value) for _, fault, step in operation.cells]
+    assert named == expected, "run `make reliability`"
 
 
 # ---- the faults -----------------------------------------------------------------------------------------------------
@@ -105,6 +165,8 @@ def test_the_page_has_every_cell_once_and_nothing_else() -> None:
 class Scene:
     """A call that is under way, and what can break around it."""
 
+    operation: Operation
+    event: Event
     wire: Wire
     function: Process
     database: Connection
@@ -148,16 +210,20 @@ def can_be_stopped(backend: int, database_name: str) -> bool:
     return False
 
 
-def withhold(wire: Wire) -> threading.Event:
-    """Swallows the next answer of the server's, and nothing after it. The event is set when all of it is lost."""
+def withhold(wire: Wire, sender: Sender, *, after: int) -> threading.Event:
+    """Swallows one statement or one answer, and nothing after it: the one that follows so many that have been answered.
+    The event is set when all of it is lost."""
     lost = threading.Event()
+    answered = 0
 
     def judge(message: Message) -> Verdict:
-        if lost.is_set() or message.sender is Sender.CLIENT:
-            return Verdict.PASS
-        if message.kind == "Z":
-            lost.set()
-        return Verdict.DROP
+        nonlocal answered
+        if answered == after and message.sender is sender and not lost.is_set():
+            if message.kind in "SZ":  # the last of a statement, the last of an answer
+                lost.set()
+            return Verdict.DROP
+        answered += message.kind == "Z"
+        return Verdict.PASS
 
     wire.judge = judge
     return lost
@@ -166,38 +232,44 @@ def withhold(wire: Wire) -> threading.Event:
 # ---- the cells ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fault", "step"), CELLS, ids=lambda part: part.name.lower())
-def test_after_any_crash_a_retry_ends_with_one_charge(
-    database_url: str, connect: Connect, found: dict[tuple[Fault, Step], str], fault: Fault, step: Step
+@pytest.mark.parametrize(
+    "cell",
+    [cell for operation in OPERATIONS for cell in operation.cells],
+    ids=lambda cell: "-".join(part.name.lower() for part in cell),
+)
+def test_after_any_crash_a_retry_ends_with_it_done_once(
+    database_url: str, connect: Connect, found: dict[Cell, str], cell: Cell
 ) -> None:
-    """One charge, one event, one key; the retry is given the bytes that the first call was, or would have been."""
+    """One charge or refund, one event, one key; the retry is given the bytes that the first call was, or would have
+    been."""
+    operation, fault, step = cell
     database, holder = connect(), connect()
-    with Wire(database_url) as wire, Process(wire.url, charge_event(KEY)) as function, ExitStack() as lasting:
+    with Wire(database_url) as wire, Process(wire.url) as function, ExitStack() as lasting:
+        event = operation.request(function.call(charge_event()).headers["location"])
+        assert function.call(event).status == 201
         ((backend,),) = database.execute(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'charging'"
         ).fetchall()
         if fault is Fault.STOPPED and not can_be_stopped(backend, database.info.dbname):
             pytest.skip("the server's processes are not of this machine")
-        database.execute("TRUNCATE charges, refunds, outbox, idempotency_keys")
+        database.execute(operation.forgetting)
         retry = Instance("charges", database_url, CHARGES)
         lasting.callback(retry.close)
 
-        finding = crash(Scene(wire, function, database, backend), holder, retry, fault, step)
+        finding = crash(Scene(operation, event, wire, function, database, backend), holder, retry, fault, step)
 
         final = finding.retries[-1]
-        again = retry.call(charge_event(KEY))
+        again = retry.call(event)
         assert (again.status, again.is_replay, again.body) == (201, True, final.body)
         if fault not in (Fault.KILLED, Fault.DOWN):
             # So does the instance that met the fault.
-            function.begin(charge_event(KEY))
-            assert (function.answer().body, counts(database)) == (final.body, ONCE)
-        assert counts(database) == ONCE
-        rows = database.execute("SELECT c.id::text, o.aggregate_id::text FROM charges AS c CROSS JOIN outbox AS o")
-        assert rows.fetchall() == [(final.json["id"], final.json["id"])]
+            assert function.call(event).body == final.body
+        assert counts(database, operation.effects) == ONCE
+        assert database.execute(operation.finding).fetchall() == [(final.json["id"], final.json["id"])]
 
-    found[fault, step] = finding.row(fault, step)
+    found[cell] = row = finding.row(operation, fault, step)
     if not reliability.WRITES:
-        assert found[fault, step] in TABLE.rows(), "if that is meant, run `make reliability`"
+        assert row in operation.table.rows(), "if that is meant, run `make reliability`"
 
 
 def crash(scene: Scene, holder: Connection, retry: Instance, fault: Fault, step: Step) -> Finding:
@@ -217,9 +289,9 @@ def crash(scene: Scene, holder: Connection, retry: Instance, fault: Fault, step:
             scene.until_backend_ended()
             held.close()
 
-        charged, body = counts(scene.database), scene.stored_body()
-        assert charged in (NOTHING, ONCE)
-        retries = [retry.call(charge_event(KEY))]
+        done, body = counts(scene.database, scene.operation.effects), scene.stored_body()
+        assert done in (NOTHING, ONCE)
+        retries = [retry.call(scene.event)]
         if fault is Fault.STOPPED:
             # What was sent to the stopped process, or held by it, comes to its end only now.
             stopped.close()
@@ -227,28 +299,28 @@ def crash(scene: Scene, holder: Connection, retry: Instance, fault: Fault, step:
                 scene.until_backend_ended()
             held.close()
         if retries[-1].status != 201:
-            retries.append(retry.call(charge_event(KEY)))
+            retries.append(retry.call(scene.event))
 
-    assert_kept(told, is_charged=charged == ONCE, retries=retries)
+    assert_kept(told, is_done=done == ONCE, retries=retries)
     assert body in (None, retries[-1].body)
-    return Finding(told, charged == ONCE, retries)
+    return Finding(told, done == ONCE, retries)
 
 
-def assert_kept(told: Answer | None, *, is_charged: bool, retries: list[Answer]) -> None:
+def assert_kept(told: Answer | None, *, is_done: bool, retries: list[Answer]) -> None:
     """Every answer's promise is held against the rows and against the answer that settles it."""
     *held_up, final = retries
-    assert (final.status, final.is_replay) == (201, is_charged)
+    assert (final.status, final.is_replay) == (201, is_done)
     assert all(early.json["retrySameKey"] for early in held_up)
     if told is None:
         return
     if told.status == 201:
-        assert is_charged
+        assert is_done
         assert (told.is_replay, told.body) == (False, final.body)
         assert {**told.headers, "idempotent-replayed": "true"} == final.headers
     else:
         assert (told.status, told.json["retrySameKey"]) == (503, True)
         if told.code != "outcome_unknown":
-            assert not is_charged, "the caller was told that nothing was charged"
+            assert not is_done, "the caller was told that nothing was done"
 
 
 def begin(scene: Scene, holder: Connection, held: ExitStack, step: Step, seconds: float) -> None:
@@ -256,20 +328,26 @@ def begin(scene: Scene, holder: Connection, held: ExitStack, step: Step, seconds
     stop = {Step.BEFORE: Stop.BEFORE_THE_STATEMENT, Step.ANSWERS: Stop.BEFORE_THE_ANSWER}.get(step)
     if step in (Step.RUNS, Step.COMMITS):
         held.enter_context(holding_up(holder, at_commit=step is Step.COMMITS))
-    lost = withhold(scene.wire) if step is Step.COMMITTED else None
+    looks = scene.operation.looks
+    lost: threading.Event | None = None
+    if step in (Step.LOOKED, Step.COMMITTED):
+        sender = Sender.CLIENT if step is Step.LOOKED else Sender.SERVER
+        lost = withhold(scene.wire, sender, after=looks)
     scene.wire.messages.clear()
-    scene.function.begin(charge_event(KEY), seconds=seconds, stop=stop)
+    scene.function.begin(scene.event, seconds=seconds, stop=stop)
     match step:
         case Step.BEFORE:
             scene.function.until_stopped()
             assert scene.wire.messages == []
         case Step.RUNS | Step.COMMITS:
             until_blocked(scene.database)
-            assert scene.wire.kinds(Sender.SERVER) == ""
-        case Step.COMMITTED:
+            assert scene.wire.kinds(Sender.SERVER).count("Z") == looks
+        case Step.LOOKED | Step.COMMITTED:
             assert lost is not None
             assert lost.wait(PATIENCE_SECONDS)
         case Step.ANSWERS:
             assert '"created"' in scene.function.until_stopped()
             assert scene.wire.kinds(Sender.SERVER).endswith("Z")
-    assert counts(scene.database) == (ONCE if step in (Step.COMMITTED, Step.ANSWERS) else NOTHING)
+    assert counts(scene.database, scene.operation.effects) == (
+        ONCE if step in (Step.COMMITTED, Step.ANSWERS) else NOTHING
+    )

@@ -377,10 +377,12 @@ def test_a_process_killed_in_mid_statement_leaves_one_charge_or_none(
     database: Connection, database_url: str, connect: Connect, retry: Instance
 ) -> None:
     """Its statement may still be committed before the server notices: the retries then find it."""
-    with Process(database_url, charge_event()) as function, holding_up(connect(), at_commit=False):
-        function.begin(charge_event(KEY))
-        until_blocked(database)
-        function.kill()
+    with Process(database_url) as function:
+        function.call(charge_event())
+        with holding_up(connect(), at_commit=False):
+            function.begin(charge_event(KEY))
+            until_blocked(database)
+            function.kill()
     answer = until_settled(retry, KEY)
     assert answer.status == 201
     assert counts(database) == (2, 2, 2)

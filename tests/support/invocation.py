@@ -192,6 +192,12 @@ def charge_event(
     return event
 
 
+def refund_event(charge: str, key: UUID | str | None = None, body: object = None, **options: Any) -> Event:
+    """A REST event for a refund of the charge at a path."""
+    event = charge_event(key, {"amountCents": 600} if body is None else body, **options)
+    return event | {"path": f"{charge}/refunds", "resource": "/charges/{charge_id}/refunds"}
+
+
 # Children are copies of one process that has the functions' imports behind it: fifty start in a second or two.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["functions.charges.handler", "functions.relay.handler", "tests.support.process"])

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, LiteralString, Self
 from unittest import mock
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from tests.support.invocation import database_variables
 
 type Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Charges, events, keys.
+# Charges or refunds, events, keys.
 NOTHING = (0, 0, 0)
 ONCE = (1, 1, 1)
 
@@ -30,11 +30,10 @@ ONCE = (1, 1, 1)
 PATIENCE_SECONDS = 20.0
 
 
-def counts(connection: Connection) -> tuple[int, ...]:
-    """How many charges, events and keys are committed."""
-    row = connection.execute(
-        "SELECT (SELECT count(*) FROM charges), (SELECT count(*) FROM outbox), (SELECT count(*) FROM idempotency_keys)"
-    ).fetchone()
+def counts(connection: Connection, effects: LiteralString = "charges") -> tuple[int, ...]:
+    """How many charges, or rows of another table, and how many events and keys are committed."""
+    tables = (effects, "outbox", "idempotency_keys")
+    row = connection.execute(f"SELECT {', '.join(f'(SELECT count(*) FROM {table})' for table in tables)}").fetchone()
     assert row is not None
     return row
 

@@ -72,13 +72,15 @@ class _Child:
 
 
 class Process(_Child):
-    """A warm instance of charges in a process of its own. One call at a time."""
+    """An instance of charges in a process of its own. One call at a time."""
 
-    def __init__(self, database_url: str, warm_up: Event) -> None:
-        """Returns once the first event is answered: the connection is open and the statement prepared."""
+    def __init__(self, database_url: str) -> None:
         super().__init__(_serve, database_url)
-        self.begin(warm_up)
-        self.answer()
+
+    def call(self, event: Event) -> Answer:
+        """Returns what an event is answered, having let it take its course."""
+        self.begin(event)
+        return self.answer()
 
     def begin(self, event: Event, *, seconds: float = TIMEOUT_SECONDS, stop: Stop | None = None) -> None:
         """Hands over an event, which is to be answered within so many seconds."""
