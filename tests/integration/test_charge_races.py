@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from uuid import UUID, uuid4
@@ -22,6 +22,7 @@ from tests.support.ledger import (
     Twin,
     charge,
     counts,
+    race,
     settings,
     stored_by_hand,
     until_blocked,
@@ -45,18 +46,6 @@ def callers(database_url: str) -> Iterator[list[Database]]:
             charge(database, KEY, principal="warm")
             databases.append(database)
         yield databases
-
-
-def race(callers: Sequence[Database], call: Callable[[int, Database], Outcome]) -> list[Outcome]:
-    """Lets all callers go at once and returns what each was told; an exception of any is an exception here."""
-    together = threading.Barrier(len(callers))
-
-    def run(number: int) -> Outcome:
-        together.wait()
-        return call(number, callers[number])
-
-    with ThreadPoolExecutor(len(callers)) as threads:
-        return list(threads.map(run, range(len(callers))))
 
 
 def of_alice(connection: Connection) -> dict[UUID, int]:

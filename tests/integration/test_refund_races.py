@@ -1,9 +1,8 @@
 """Refunds that meet: together never more than the charge, each once for its key, events in the order of commits."""
 
 import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from uuid import UUID, uuid4
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from charging.database import Database
 from charging.idempotency import Created, InFlight, KeyReused, Outcome, Refused, Replayed
 from tests.conftest import Connect
-from tests.support.ledger import Connection, charge, refund, settings, until_blocked
+from tests.support.ledger import Connection, charge, race, refund, settings, until_blocked
 
 # Each round is one more race. The default takes seconds; a thousand is for a night.
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "20"))
@@ -41,18 +40,6 @@ def charged(database: Database, *, amount_cents: int = 1000) -> UUID:
     outcome = charge(database, uuid4(), amount_cents=amount_cents)
     assert isinstance(outcome, Created)
     return UUID(outcome.response.headers["Location"].removeprefix("/charges/"))
-
-
-def race(callers: Sequence[Database], call: Callable[[int, Database], Outcome]) -> list[Outcome]:
-    """Lets all callers go at once and returns what each was told."""
-    together = threading.Barrier(len(callers))
-
-    def run(number: int) -> Outcome:
-        together.wait()
-        return call(number, callers[number])
-
-    with ThreadPoolExecutor(len(callers)) as threads:
-        return list(threads.map(run, range(len(callers))))
 
 
 def assert_adds_up(connection: Connection, charge_id: UUID) -> None:

@@ -1,6 +1,8 @@
 """Every statement, as a file and against the real schema."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
@@ -134,8 +136,8 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
         "gone": [False],
         "probed": [False],
     },
-    "ABANDON_DELIVERIES": {"limit": 1000},
-    "MEASURE_DELIVERIES": {},
+    "ABANDON_DELIVERIES": {"after": UUID(int=0), "limit": 1000},
+    "MEASURE_DELIVERIES": {"after": UUID(int=0)},
     "CREATE_ENDPOINT": {
         **CALLER,
         **RESPONSE,
@@ -219,6 +221,16 @@ def test_each_file_is_one_constant() -> None:
     """No statement lies about unused, and a file's name says which constant it is."""
     files = {path.stem.upper() for path in Path(sql.__file__).parent.glob("*.sql")}
     assert files == set(STATEMENTS)
+
+
+def test_a_part_is_shared() -> None:
+    """What one statement alone needs stands in that statement; and none is named that is not there."""
+    folder = Path(sql.__file__).parent
+    named = Counter(
+        re.findall(r"^\\ir (parts/\w+\.sql)$", "".join(map(Path.read_text, folder.glob("*.sql"))), re.MULTILINE)
+    )
+    assert named.keys() == {f"parts/{path.name}" for path in folder.glob("parts/*")}
+    assert min(named.values()) > 1
 
 
 @pytest.mark.parametrize("name", STATEMENTS)

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, LiteralString, Self
 from unittest import mock
@@ -78,6 +80,18 @@ def call_of[C: Command](
         in_flight_wait_seconds=wait_seconds,
         deadline=time.monotonic() + PATIENCE_SECONDS,
     )
+
+
+def race(callers: Sequence[Database], call: Callable[[int, Database], Outcome]) -> list[Outcome]:
+    """Lets all callers go at once and returns what each was told; an exception of any is an exception here."""
+    together = threading.Barrier(len(callers))
+
+    def run(number: int) -> Outcome:
+        together.wait()
+        return call(number, callers[number])
+
+    with ThreadPoolExecutor(len(callers)) as threads:
+        return list(threads.map(run, range(len(callers))))
 
 
 class Twin:

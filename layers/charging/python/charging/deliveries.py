@@ -30,6 +30,9 @@ PAUSE_SECONDS = 60.0
 _PAUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _GONE = HTTPStatus.GONE
 
+# Below every endpoint's id: a walk through the endpoints begins there.
+BEFORE_ALL = UUID(int=0)
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDelivery:
@@ -296,11 +299,11 @@ def _complete(database: Database, attempts: Sequence[Attempt]) -> Completion:
 
 def abandon(database: Database, *, limit: int) -> int:
     """Gives up at most `limit` deliveries whose endpoints are there no more, and returns how many they were."""
-    return len(database.fetch(scalar_row, sql.ABANDON_DELIVERIES, {"limit": limit}))
+    return len(database.fetch(scalar_row, sql.ABANDON_DELIVERIES, {"after": BEFORE_ALL, "limit": limit}))
 
 
 def oldest_age_seconds(database: Database) -> float:
     """Returns for how long the oldest delivery has been due that nothing holds back, by the database's clock; 0
     when none is. Raises TemporarilyUnavailable."""
-    ages: Sequence[float] = database.fetch_repeatable(scalar_row, sql.MEASURE_DELIVERIES, {})
+    ages: Sequence[float] = database.fetch_repeatable(scalar_row, sql.MEASURE_DELIVERIES, {"after": BEFORE_ALL})
     return ages[0]

@@ -37,7 +37,6 @@ PROBE_POLL_SECONDS = 1.0
 # Deliveries to deleted endpoints that one statement gives up, in some ten milliseconds.
 ABANDONED_AT_ONCE = 1000
 
-_BEFORE_ALL = UUID(int=0)
 _ERROR_CHARACTERS = 500
 
 
@@ -184,7 +183,7 @@ class _Dispatcher:
         self._database = database
         self._deliver = deliver
         self._next_probes = 0.0
-        self._after = {False: _BEFORE_ALL, True: _BEFORE_ALL}
+        self._after = {False: deliveries.BEFORE_ALL, True: deliveries.BEFORE_ALL}
 
     def probe(self) -> list[UUID]:
         """Claims probes of open endpoints, once a second, and returns the endpoints."""
@@ -243,10 +242,10 @@ class _Dispatcher:
             )
             self._start(claimed, slow=slow)
             found += len(claimed)
-            began, self._after[slow] = self._after[slow], _BEFORE_ALL
+            began, self._after[slow] = self._after[slow], deliveries.BEFORE_ALL
             if len(claimed) == free:
                 self._after[slow] = max(delivery.endpoint_id for delivery in claimed)
-            elif began == _BEFORE_ALL:
+            elif began == deliveries.BEFORE_ALL:
                 break
         return found
 

@@ -1,27 +1,10 @@
 -- Gives up deliveries to endpoints that are there no more, whether marked as deleted or removed altogether, and returns
 -- them. One that is with a dispatcher at this moment is left to it.
 --
--- Steps from endpoint to endpoint by outbox_deliveries_open, as the claim does. Locks the rows that it takes until the
+-- Steps through all endpoints as the claim does (%(after)s is below every id). Locks the rows that it takes until the
 -- statement's own commit, and skips those that another is taking.
-WITH RECURSIVE waiting (endpoint_id) AS (
-    (
-        SELECT endpoint_id
-        FROM outbox_deliveries
-        WHERE status IN ('PENDING', 'CLAIMED', 'RETRY')
-        ORDER BY endpoint_id, next_attempt_at, event_id
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT (
-        SELECT delivery.endpoint_id
-        FROM outbox_deliveries AS delivery
-        WHERE delivery.endpoint_id > waiting.endpoint_id AND delivery.status IN ('PENDING', 'CLAIMED', 'RETRY')
-        ORDER BY delivery.endpoint_id, delivery.next_attempt_at, delivery.event_id
-        LIMIT 1
-    )
-    FROM waiting
-    WHERE waiting.endpoint_id IS NOT NULL
-),
+WITH RECURSIVE
+\ir parts/step_through_endpoints.sql
 orphaned AS (
     SELECT delivery.endpoint_id, delivery.event_id
     FROM waiting

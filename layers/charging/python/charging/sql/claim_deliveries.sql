@@ -9,25 +9,13 @@
 -- that was tried there took longer than `slow_seconds`: one row, at the end of the attempts' primary key.
 --
 -- Locks the rows that it takes until the statement's own commit, and skips rows that another dispatcher is taking at
--- this moment. Its limit is met by stopping there, and not by sorting all. The step's own order is that of the whole
--- index, so that no other one can serve it: by the primary key it would read all that an endpoint was ever sent.
-WITH RECURSIVE waiting (endpoint_id) AS (
-    SELECT %(after)s::uuid
-    UNION ALL
-    SELECT (
-        SELECT delivery.endpoint_id
-        FROM outbox_deliveries AS delivery
-        WHERE delivery.endpoint_id > waiting.endpoint_id AND delivery.status IN ('PENDING', 'CLAIMED', 'RETRY')
-        ORDER BY delivery.endpoint_id, delivery.next_attempt_at, delivery.event_id
-        LIMIT 1
-    )
-    FROM waiting
-    WHERE waiting.endpoint_id IS NOT NULL
-),
+-- this moment. Its limit is met by stopping there, and not by sorting all.
+WITH RECURSIVE
+\ir parts/step_through_endpoints.sql
 due AS (
     SELECT
         delivery.endpoint_id, delivery.event_id,
-        endpoint.url, endpoint.secret_version, endpoint.previous_signs
+        endpoint.url, endpoint.secret_version, endpoint.previous_signs, false AS is_probe
     FROM waiting
     CROSS JOIN LATERAL (
         SELECT
@@ -68,12 +56,4 @@ due AS (
     ) AS delivery
     LIMIT %(limit)s
 )
-UPDATE outbox_deliveries
-SET status = 'CLAIMED',
-    attempts = attempts + 1,
-    next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
-FROM due
-WHERE outbox_deliveries.endpoint_id = due.endpoint_id AND outbox_deliveries.event_id = due.event_id
-RETURNING
-    outbox_deliveries.endpoint_id, outbox_deliveries.event_id, payload, attempts, failures,
-    due.url, due.secret_version, due.previous_signs, false AS is_probe
+\ir parts/lease_deliveries.sql

@@ -28,7 +28,7 @@ WITH half_open AS (
 due AS (
     SELECT
         delivery.endpoint_id, delivery.event_id,
-        half_open.url, half_open.secret_version, half_open.previous_signs
+        half_open.url, half_open.secret_version, half_open.previous_signs, true AS is_probe
     FROM half_open
     CROSS JOIN LATERAL (
         SELECT outbox_deliveries.endpoint_id, outbox_deliveries.event_id
@@ -40,12 +40,4 @@ due AS (
         FOR UPDATE SKIP LOCKED
     ) AS delivery
 )
-UPDATE outbox_deliveries
-SET status = 'CLAIMED',
-    attempts = attempts + 1,
-    next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
-FROM due
-WHERE outbox_deliveries.endpoint_id = due.endpoint_id AND outbox_deliveries.event_id = due.event_id
-RETURNING
-    outbox_deliveries.endpoint_id, outbox_deliveries.event_id, payload, attempts, failures,
-    due.url, due.secret_version, due.previous_signs, true AS is_probe
+\ir parts/lease_deliveries.sql

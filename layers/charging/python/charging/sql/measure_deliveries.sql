@@ -2,26 +2,9 @@
 -- when it could be sent: those that wait for their next attempt, and those of an endpoint that is disabled, paused or
 -- open, wait for the receiver and not for us. An endpoint that is enabled again, or whose breaker closes, begins anew.
 --
--- Steps from endpoint to endpoint by outbox_deliveries_open, as the claim does, and reads one row of each.
-WITH RECURSIVE waiting (endpoint_id) AS (
-    (
-        SELECT endpoint_id
-        FROM outbox_deliveries
-        WHERE status IN ('PENDING', 'CLAIMED', 'RETRY')
-        ORDER BY endpoint_id, next_attempt_at, event_id
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT (
-        SELECT delivery.endpoint_id
-        FROM outbox_deliveries AS delivery
-        WHERE delivery.endpoint_id > waiting.endpoint_id AND delivery.status IN ('PENDING', 'CLAIMED', 'RETRY')
-        ORDER BY delivery.endpoint_id, delivery.next_attempt_at, delivery.event_id
-        LIMIT 1
-    )
-    FROM waiting
-    WHERE waiting.endpoint_id IS NOT NULL
-),
+-- Steps through all endpoints as the claim does (%(after)s is below every id), and reads one row of each.
+WITH RECURSIVE
+\ir parts/step_through_endpoints.sql
 oldest AS (
     SELECT greatest(
         resumes_at,
