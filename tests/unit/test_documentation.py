@@ -1,8 +1,10 @@
-"""The client that docs/problems.md shows does what the page says, against a server that fails in every way."""
+"""What the documentation shows: a client that does what its page says, against a server that fails in every way; and the
+package's layers."""
 
 import http.server
 import re
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from uuid import UUID
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "problems.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "problems.md"
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
 
 CHARGED = b'{"id":"1"}'
@@ -92,3 +95,10 @@ def test_the_client_does_not_repeat_what_will_not_help(charge: Callable[..., Any
     refused.value.close()
     assert refused.value.code == 422
     assert len(service.keys) == 1
+
+
+def test_the_layers_on_the_page_are_those_that_hold() -> None:
+    """A module that is added, or moves, shows on the page."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    assert "```\n{}\n```".format("\n".join(layers)) in (ROOT / "docs" / "architecture.md").read_text()
