@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,8 @@ from bench import broker, events, function, measuring, reporting, rivals
 from bench.measuring import Spread
 from bench.plotting import Plot
 from bench.reporting import Report, Table
-from charging.topic import CALLS_IN_FLIGHT, ENTRIES_PER_CALL
+from charging.outbox import ClaimedEvent
+from charging.topic import CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Topic
 from tests.support.database import Databases
 
 if TYPE_CHECKING:
@@ -72,6 +75,8 @@ def run(databases: Databases, scale: Scale) -> Report:
             _drain(others, relay, ENTRIES_PER_CALL)
         reporting.progress("rates")
         rates = _Rates(measuring.take_turns(scale.rounds, subjects))
+        reporting.progress("the client's own cost")
+        costs = measuring.take_turns(scale.rounds, _clients(stack.enter_context(broker.serve()), scale.calls))
         reporting.progress(f"{scale.due:,} due events")
         relay = stack.enter_context(function.relay(url, stack.enter_context(broker.serve())))
         events.write(others, events.PILED_UP, scale.due)
@@ -118,6 +123,18 @@ def run(databases: Databases, scale: Scale) -> Report:
                 "The floor is one thread where SNS takes no time, and ten where it takes some.",
             ),
             Table(
+                f"What a call with {ENTRIES_PER_CALL} events costs the processor in the SNS client",
+                ["client", "a call", "to boto3's"],
+                [
+                    [
+                        name,
+                        reporting.milliseconds(measuring.percentile(taken, 0.5)),
+                        reporting.times(measuring.ratio(taken, costs["boto3's"]).value),
+                    ]
+                    for name, taken in costs.items()
+                ],
+            ),
+            Table(
                 f"One run over {scale.due:,} due events",
                 ["took", "most memory"],
                 [[f"{drained.seconds:.1f} s", f"{peak:.0f} MB"]],
@@ -152,9 +169,50 @@ class _Rates:
         return f"{measuring.percentile(self.rounds[name, latency], 0.5):.0f}/s"
 
 
-def _client(address: str) -> "SNSClient":
+def _client(address: str, **options: Any) -> "SNSClient":
     with mock.patch.dict(os.environ, broker.variables(address)):
-        return boto3.client("sns", config=Config(max_pool_connections=CALLS_IN_FLIGHT))
+        return boto3.client("sns", config=Config(max_pool_connections=CALLS_IN_FLIGHT, **options))
+
+
+def _clients(address: str, calls: int) -> dict[str, Callable[[], float]]:
+    """Returns what measures the processor's seconds of a call, for the SDK's client and each step to the relay's."""
+    with mock.patch.dict(os.environ, broker.variables(address)):
+        topic = Topic(broker.TOPIC_ARN, max_attempts=1)
+
+    def send() -> None:
+        call, _ = topic.send([_event() for _ in range(ENTRIES_PER_CALL)])
+        call.pop().result()
+
+    clients: dict[str, Callable[[], None]] = {
+        "boto3's": partial(_publish_one, _client(address)),
+        "without checks": partial(_publish_one, _client(address, parameter_validation=False)),
+        "and with a fixed name": partial(
+            _publish_one, _client(address, parameter_validation=False, user_agent="charging-relay")
+        ),
+        "and encoding once: the relay's": send,
+    }
+
+    def cost(client: Callable[[], None]) -> float:
+        begun = time.process_time()
+        for _ in range(calls):
+            client()
+        return (time.process_time() - begun) / calls
+
+    for client in clients.values():
+        client()  # connects
+    return {name: partial(cost, client) for name, client in clients.items()}
+
+
+def _publish_one(client: "SNSClient") -> None:
+    client.publish_batch(
+        TopicArn=broker.TOPIC_ARN, PublishBatchRequestEntries=[_entry() for _ in range(ENTRIES_PER_CALL)]
+    )
+
+
+def _event() -> ClaimedEvent:
+    """An event of which the relay makes such an entry as `_entry` does."""
+    entry = _entry()
+    return ClaimedEvent(uuid4(), "ChargeCreated", uuid4(), entry["Message"], 1, 0, datetime.now(UTC))
 
 
 def _drain(others: Connection, relay: function.Scheduled, count: int) -> float:

@@ -194,6 +194,10 @@ class Halt:
             case Step.MARKED:
                 scene.broker.faults.intercept = self._hold_what_comes_after
 
+    def is_still(self) -> bool:
+        """Whether all that was claimed for the places of calls that had ended has come to where it is held."""
+        return self._step is not Step.MARKED or self._held - AFTER == self._scene.state().leased
+
     def let_go(self, answer: Answer | None) -> None:
         """Lets the calls that wait go on, or answers them."""
         self._answer = answer
@@ -240,7 +244,7 @@ class Halt:
     def _hold_what_comes_after(self, entries: list[Entry]) -> Answer | None:
         with self._one_at_a_time:
             self._held += len(entries)
-            if self.reached.is_set() or self._held <= AFTER:
+            if self._held <= AFTER:
                 return None
         self._let_go.wait(sns.HOLD_SECONDS)
         return self._answer
@@ -295,7 +299,8 @@ def break_off(scene: Scene, fault: Fault, step: Step, struck: Worker, others: li
     struck.begin()
     assert halt.reached.wait(PATIENCE_SECONDS)
     # Where the step is the mark's, the other calls of the sweep are still on their way.
-    until(lambda: scene.is_at(STATES[step]))
+    until(lambda: scene.is_at(STATES[step]) and halt.is_still())
+    scene.broker.faults.intercept = lambda _: None  # the others' calls are not held
     ((backend,),) = scene.database.execute(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'charging'"
     ).fetchall()

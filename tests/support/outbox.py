@@ -147,6 +147,8 @@ class Clock:
         self._connection = connection
         self._passed = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self._passed)
+        # The rows are set back, and with them those that a claim has not got to yet.
+        monkeypatch.setattr(outbox, "FULL_LOOK_SECONDS", 0.0)
 
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

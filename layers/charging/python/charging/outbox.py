@@ -21,7 +21,7 @@ MEASURED_EVENTS = 100_000
 LEASE_SECONDS = 45
 # A claim begins so long before the end of the last one. An event is due from the beginning of its transaction, which
 # commits some milliseconds later.
-OVERLAP = timedelta(seconds=2)
+OVERLAP = timedelta(seconds=0.5)
 # What came to be due behind that all the same waits until a claim begins at the very beginning, as each one does after
 # this time.
 FULL_LOOK_SECONDS = 15.0

@@ -15,8 +15,6 @@ from charging.topic import CALL_SECONDS, CALLS_IN_FLIGHT, ENTRIES_PER_CALL, Call
 EVENTS_PER_SWEEP = CALLS_IN_FLIGHT * ENTRIES_PER_CALL
 # At full speed more is claimed when so many calls have ended: the others keep the broker busy meanwhile.
 CALLS_PER_CLAIM = CALLS_IN_FLIGHT // 2
-# A mark is a commit: calls that end within so much of one another are marked together.
-LINGER_SECONDS = 0.005
 # The worst that a claim can come to: the claim at the end of the database's patience, the question after the topic's
 # limit and then the calls at the end of SNS's, and the marking twice at the end of the database's.
 SWEEP_SECONDS = 2 * CALL_SECONDS + 3 * SILENCE_SECONDS
@@ -99,8 +97,7 @@ def _sweep(database: Database, topic: Topic, claim: Claim, limit: int, goes_on: 
             calls |= begun
             is_full = len(events) == room
         else:
-            wait(calls, return_when=FIRST_COMPLETED)
-            ended, calls = wait(calls, timeout=LINGER_SECONDS)
+            ended, calls = wait(calls, return_when=FIRST_COMPLETED)
             mistakes += [mistake for call in ended if (mistake := call.exception())]
             completions = [completion for call in ended if not call.exception() for completion in call.result()]
         sweep += _mark(database, completions)
