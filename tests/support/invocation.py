@@ -103,10 +103,7 @@ class Answer:
 
 
 class Instance:
-    """One instance of a function: its module is its own, and so are its settings and its warm connection.
-
-    Powertools keeps the current event in a class of its own, so instances share a process but not a moment.
-    """
+    """One instance of a function: its module is its own, and so are its settings and its warm connection."""
 
     def __init__(self, function: str, database_url: str, variables: Mapping[str, str]) -> None:
         path = ROOT / "functions" / function / "handler.py"

@@ -1,5 +1,4 @@
-"""What the documentation shows: a client that does what its page says, against a server that fails in every way; and the
-package's layers."""
+"""What the documentation shows: a client, against a server that fails in every way, and the package's layers."""
 
 import http.server
 import re

@@ -81,7 +81,7 @@ def given[T](value: T | None) -> T | None:
 AmountCents = Annotated[int, Field(ge=1, le=999_999_999_999, description="a JSON integer from 1 to 999999999999")]
 Reference = Annotated[
     str | None,
-    AfterValidator(given),
+    # In this order, so that it is the text that has these bounds.
     Field(
         min_length=1,
         max_length=64,
@@ -89,6 +89,7 @@ Reference = Annotated[
         pattern="^[^\\x00\\uFFFE\\uFFFF]*$",
         description="a text of 1 to 64 characters, none of them NUL, U+FFFE or U+FFFF",
     ),
+    AfterValidator(given),
 ]
 
 
