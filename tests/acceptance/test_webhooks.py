@@ -1,5 +1,6 @@
 """The webhooks function: the scheduler's event in, requests at the receivers, figures and transitions in the log."""
 
+import json
 import ssl
 from collections.abc import Iterator
 from unittest import mock
@@ -12,7 +13,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from charging import errors, signing
 from charging.database import Database
-from charging.idempotency import Created
+from charging.idempotency import Created, Refused
 from charging.webhooks import SWEEP_SECONDS
 from tests.conftest import Connect
 from tests.support import deliveries as table
@@ -72,6 +73,26 @@ def test_a_charge_arrives_at_its_merchants_receiver(
     [payload] = connection.execute("SELECT payload FROM outbox").fetchone() or ()
     for path in ("/a", "/b"):
         assert [request.body for request in merchants.received(path)] == [payload.encode()]
+
+
+def test_a_refund_arrives_where_refunds_are_wanted(
+    dispatcher: Invoke, connect: Connect, database_url: str, merchants: Merchants
+) -> None:
+    """Beside its charge's event or alone, as each endpoint has asked for; a refusal arrives nowhere."""
+    connection = connect()
+    for path, types in (("/all", ["ChargeCreated", "ChargeRefunded"]), ("/refunds", ["ChargeRefunded"])):
+        table.register(connection, url=merchants.url(path), event_types=types)
+    with deployment.database(database_url) as database:
+        charge_id = ledger.charged(database, amount_cents=1000)
+        assert isinstance(ledger.refund(database, uuid4(), charge_id, 600), Created)
+        assert isinstance(ledger.refund(database, uuid4(), charge_id, 600), Refused)
+    assert dispatcher(sample("webhooks-schedule"))["SENT"] == 3
+    created, refunded = (
+        payload.encode() for (payload,) in connection.execute("SELECT payload FROM outbox ORDER BY sequence").fetchall()
+    )
+    assert sorted(request.body for request in merchants.received("/all")) == sorted([created, refunded])
+    assert [request.body for request in merchants.received("/refunds")] == [refunded]
+    assert json.loads(refunded)["type"] == "ChargeRefunded"
 
 
 def test_a_run_counts_what_became_of_its_attempts(

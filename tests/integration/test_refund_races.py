@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from charging.database import Database
 from charging.idempotency import Created, InFlight, KeyReused, Outcome, Refused, Replayed
 from tests.conftest import Connect
-from tests.support.ledger import Connection, charge, race, refund, settings, until_blocked
+from tests.support.ledger import Connection, charge, charged, race, refund, settings, until_blocked
 
 # Each round is one more race. The default takes seconds; a thousand is for a night.
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "20"))
@@ -33,13 +33,6 @@ def callers(database_url: str) -> Iterator[list[Database]]:
             charge(database, uuid4(), principal="warm")
             databases.append(database)
         yield databases
-
-
-def charged(database: Database, *, amount_cents: int = 1000) -> UUID:
-    """A new charge of alice's."""
-    outcome = charge(database, uuid4(), amount_cents=amount_cents)
-    assert isinstance(outcome, Created)
-    return UUID(outcome.response.headers["Location"].removeprefix("/charges/"))
 
 
 def assert_adds_up(connection: Connection, charge_id: UUID) -> None:

@@ -1,22 +1,29 @@
 """The order of an aggregate's events on a FIFO topic, with relays that race, crash and are refused."""
 
+import json
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import chain, combinations
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from charging import outbox, relay, sql
 from charging.database import Database
+from charging.idempotency import Created
 from charging.outbox import LEASE_SECONDS, Completion
 from charging.relay import EVENTS_PER_SWEEP
 from charging.topic import Topic
 from tests.conftest import Connect
-from tests.support import deployment, sns
+from tests.support import deployment, ledger, sns
 from tests.support import outbox as table
+from tests.support.invocation import RELAY
+from tests.support.process import Worker
 from tests.support.sns import Broker, Refusal
 
 # Longer than any delay before a next attempt.
@@ -130,6 +137,69 @@ def test_relays_that_race_keep_each_aggregates_order(
     assert first_sent(broker) == ids
     # What was refused inside its call is sent again, and nothing else.
     assert {event_id for event_id, times in Counter(broker.sent).items() if times > 1} <= set(unlucky)
+
+
+def test_refunds_follow_their_charge_in_the_order_in_which_they_were_made(
+    connect: Connect, database_url: str, broker: Broker
+) -> None:
+    """Four callers refund six charges while three relays run, of which one after another is killed and replaced: each
+    charge's own event leaves first, and no refund's before that of one that had been answered before it began."""
+    connection = connect()
+    broker.faults.delivers = False
+    begun: dict[UUID, float] = {}
+    ended: dict[UUID, float] = {}
+    with ExitStack() as opened:
+
+        def relay() -> Worker:
+            return opened.enter_context(Worker("relay", database_url, RELAY | broker.variables))
+
+        relays = [relay() for _ in range(3)]
+        callers = [opened.enter_context(deployment.database(database_url)) for _ in range(4)]
+        threads = opened.enter_context(ThreadPoolExecutor(4))
+        charges = [ledger.charged(callers[0]) for _ in range(6)]
+
+        def refund_each(caller: Database) -> None:
+            for charge_id in charges * 2:
+                began = time.monotonic()
+                outcome = ledger.refund(caller, uuid4(), charge_id, 7)
+                assert isinstance(outcome, Created)
+                refund_id = UUID(json.loads(outcome.response.body)["id"])
+                begun[refund_id], ended[refund_id] = began, time.monotonic()
+
+        for _ in range(3):
+            doomed = relays.pop(0)
+            reached = len(broker.calls)
+            for each in (doomed, *relays):
+                each.begin()
+            refunding = [threads.submit(refund_each, caller) for caller in callers]
+            ledger.until(lambda: len(broker.calls) > reached)  # noqa: B023
+            doomed.kill()
+            for each in relays:
+                assert each.summary() is not None
+            for under_way in refunding:
+                under_way.result()
+            table.let_pass(connection, seconds=LEASE_SECONDS)
+            relays.append(relay())
+        for each in relays:
+            each.begin()
+        for each in relays:
+            assert each.summary() is not None
+        assert all(row.is_published for row in table.rows(connection))
+
+    events = {
+        event_id: json.loads(payload)
+        for event_id, payload in connection.execute("SELECT id, payload FROM outbox").fetchall()
+    }
+    order = first_sent(broker)
+    assert order.keys() == set(charges)
+    for charge_id, sent in order.items():
+        first, *others = [events[event_id] for event_id in sent]
+        assert (first["type"], first["data"]["chargeId"]) == ("ChargeCreated", str(charge_id))
+        assert {event["type"] for event in others} == {"ChargeRefunded"}
+        refunds = [UUID(event["data"]["refundId"]) for event in others]
+        assert len(refunds) == len(set(refunds)) == 24
+        # None was over before one that left earlier had begun.
+        assert all(ended[later] > begun[earlier] for earlier, later in combinations(refunds, 2))
 
 
 @pytest.mark.parametrize("parked_blocks", [True, False])

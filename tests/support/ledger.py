@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, LiteralString, Self
 from unittest import mock
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 
@@ -54,6 +54,13 @@ def charge(
     return charges.create(
         database, call_of(charges.ENDPOINT, key, command, principal=principal, wait_seconds=wait_seconds)
     )
+
+
+def charged(database: Database, *, amount_cents: int = 1000) -> UUID:
+    """A new charge of alice's."""
+    outcome = charge(database, uuid4(), amount_cents=amount_cents)
+    assert isinstance(outcome, Created)
+    return UUID(outcome.response.headers["Location"].removeprefix("/charges/"))
 
 
 def refund(database: Database, key: UUID, charge_id: UUID, amount_cents: int, *, principal: str = "alice") -> Outcome:
