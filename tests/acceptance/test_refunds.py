@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.conftest import Connect
-from tests.support.invocation import CHARGES, Answer, Event, Instance, charge_event, refund_event
+from tests.support.invocation import CHARGES, Answer, Event, Instance, charge_event, refund_event, sample
 from tests.support.ledger import Connection
 
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
@@ -192,6 +192,15 @@ def test_anothers_charge_is_not_there_and_leaves_nothing(api: Instance, charge: 
     assert told(api.call(refund_event(missing, KEY))) == NOT_FOUND
     assert rows(database) == (0, 0, 0)
     assert api.call(refund_event(charge, KEY)).status == 201
+
+
+def test_the_sample_refunds_a_charge_that_has_to_be_there(api: Instance, database: Connection) -> None:
+    """As it stands in events/ it is for a charge that nobody has made: 404. With that charge, 201."""
+    assert told(api.call(sample("charge-refund"))) == NOT_FOUND
+    api.call(sample("charge-rest"))
+    database.execute("UPDATE charges SET id = %s", [sample("charge-refund")["pathParameters"]["charge_id"]])
+    answer = api.call(sample("charge-refund"))
+    assert (answer.status, answer.json["amountCents"], answer.json["currency"]) == (201, 1200, "EUR")
 
 
 def test_a_refund_is_shown_to_its_owner_alone(api: Instance, charge: str) -> None:

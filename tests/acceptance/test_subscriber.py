@@ -86,6 +86,21 @@ def test_a_second_delivery_changes_nothing(
     assert said == ["event_applied"] + ["event_repeated"] * 4
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_refund_counts_on_its_own_day_before_or_after_its_charge(
+    is_first: bool, subscriber: Invoke, connect: Connect
+) -> None:
+    """The sample's refund of the sample's charge, in either order, in one batch, and both again in another."""
+    event = sample("subscriber-refund")
+    event["Records"] = event["Records"][:: 1 if is_first else -1]
+    for _ in range(2):
+        assert subscriber(event) == {"batchItemFailures": []}
+    found = connect().execute(
+        "SELECT day, charges, amount_cents, refunds, refunded_cents FROM charge_totals ORDER BY day"
+    )
+    assert found.fetchall() == [(date(2026, 1, 31), 1, 4900, 0, 0), (date(2026, 2, 1), 0, 0, 1, 1200)]
+
+
 def test_what_the_relay_sends_is_what_the_subscriber_reads(
     subscriber: Invoke, connect: Connect, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +143,7 @@ def test_a_failed_message_of_a_fifo_queue_is_not_overtaken(
         pytest.param("{}", id="no attributes"),
         pytest.param('{"Type":"Notification","Message":"{}"}', id="not delivered raw"),
         pytest.param(changed(specversion="0.3"), id="another specversion"),
-        pytest.param(changed(type="RefundCreated"), id="another type"),
+        pytest.param(changed(type="ChargeVoided"), id="another type"),
         pytest.param(changed(id="42"), id="an id of no outbox"),
         pytest.param(changed(time="2026-01-31T12:00:00"), id="a time without an offset"),
         pytest.param(changed(data={"amountCents": 0, "currency": "USD"}), id="no amount"),

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
 from uuid import UUID, uuid4
@@ -139,6 +140,26 @@ def test_relays_that_race_keep_each_aggregates_order(
     assert {event_id for event_id, times in Counter(broker.sent).items() if times > 1} <= set(unlucky)
 
 
+@dataclass(frozen=True, slots=True)
+class Refunded:
+    """A refund, and when its caller asked for it and knew of it."""
+
+    id: UUID
+    began: float
+    ended: float
+
+
+def refund_each(caller: Database, charges: list[UUID]) -> list[Refunded]:
+    """Refunds a little of each charge, one after another."""
+    made = []
+    for charge_id in charges:
+        began = time.monotonic()
+        outcome = ledger.refund(caller, uuid4(), charge_id, 7)
+        assert isinstance(outcome, Created)
+        made.append(Refunded(UUID(json.loads(outcome.response.body)["id"]), began, time.monotonic()))
+    return made
+
+
 def test_refunds_follow_their_charge_in_the_order_in_which_they_were_made(
     connect: Connect, database_url: str, broker: Broker
 ) -> None:
@@ -146,8 +167,6 @@ def test_refunds_follow_their_charge_in_the_order_in_which_they_were_made(
     charge's own event leaves first, and no refund's before that of one that had been answered before it began."""
     connection = connect()
     broker.faults.delivers = False
-    begun: dict[UUID, float] = {}
-    ended: dict[UUID, float] = {}
     with ExitStack() as opened:
 
         def relay() -> Worker:
@@ -157,49 +176,39 @@ def test_refunds_follow_their_charge_in_the_order_in_which_they_were_made(
         callers = [opened.enter_context(deployment.database(database_url)) for _ in range(4)]
         threads = opened.enter_context(ThreadPoolExecutor(4))
         charges = [ledger.charged(callers[0]) for _ in range(6)]
-
-        def refund_each(caller: Database) -> None:
-            for charge_id in charges * 2:
-                began = time.monotonic()
-                outcome = ledger.refund(caller, uuid4(), charge_id, 7)
-                assert isinstance(outcome, Created)
-                refund_id = UUID(json.loads(outcome.response.body)["id"])
-                begun[refund_id], ended[refund_id] = began, time.monotonic()
-
+        made: list[Refunded] = []
         for _ in range(3):
-            doomed = relays.pop(0)
-            reached = len(broker.calls)
+            doomed, reached = relays.pop(0), len(broker.calls)
             for each in (doomed, *relays):
                 each.begin()
-            refunding = [threads.submit(refund_each, caller) for caller in callers]
+            refunding = [threads.submit(refund_each, caller, charges * 2) for caller in callers]
             ledger.until(lambda: len(broker.calls) > reached)  # noqa: B023
             doomed.kill()
-            for each in relays:
-                assert each.summary() is not None
-            for under_way in refunding:
-                under_way.result()
+            assert all(each.summary() for each in relays)
+            made += chain.from_iterable(under_way.result() for under_way in refunding)
             table.let_pass(connection, seconds=LEASE_SECONDS)
             relays.append(relay())
         for each in relays:
             each.begin()
-        for each in relays:
-            assert each.summary() is not None
-        assert all(row.is_published for row in table.rows(connection))
+        assert all(each.summary() for each in relays)
+    assert all(row.is_published for row in table.rows(connection))
+    assert_order_of_refunds(connection, first_sent(broker), charges, {refunded.id: refunded for refunded in made})
 
-    events = {
-        event_id: json.loads(payload)
-        for event_id, payload in connection.execute("SELECT id, payload FROM outbox").fetchall()
-    }
-    order = first_sent(broker)
-    assert order.keys() == set(charges)
-    for charge_id, sent in order.items():
-        first, *others = [events[event_id] for event_id in sent]
+
+def assert_order_of_refunds(
+    connection: table.Connection, sent: dict[UUID, list[UUID]], charges: list[UUID], made: dict[UUID, Refunded]
+) -> None:
+    """Each charge's event before its refunds', and of two refunds that did not overlap the earlier one's first."""
+    rows = connection.execute("SELECT id, payload FROM outbox").fetchall()
+    events = {event_id: json.loads(payload) for event_id, payload in rows}
+    assert sent.keys() == set(charges)
+    for charge_id, ids in sent.items():
+        first, *others = [events[event_id] for event_id in ids]
         assert (first["type"], first["data"]["chargeId"]) == ("ChargeCreated", str(charge_id))
         assert {event["type"] for event in others} == {"ChargeRefunded"}
-        refunds = [UUID(event["data"]["refundId"]) for event in others]
+        refunds = [made[UUID(event["data"]["refundId"])] for event in others]
         assert len(refunds) == len(set(refunds)) == 24
-        # None was over before one that left earlier had begun.
-        assert all(ended[later] > begun[earlier] for earlier, later in combinations(refunds, 2))
+        assert all(later.ended > earlier.began for earlier, later in combinations(refunds, 2))
 
 
 @pytest.mark.parametrize("parked_blocks", [True, False])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from charging import charges, refunds
 from tests.packaging.artifacts import FUNCTIONS, ROOT, TEMPLATE
 
 RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
@@ -77,6 +78,18 @@ def test_the_dashboard_reads_from_left_to_right() -> None:
     places = [(widget["y"], widget["x"]) for widget in widgets()]
     assert places == sorted(set(places))
     assert all(widget["x"] + widget["width"] <= 24 for widget in widgets())
+
+
+def test_what_is_counted_by_endpoint_is_watched_and_drawn_for_charges_and_for_refunds() -> None:
+    """Under the very names by which the service counts."""
+    watched = {
+        dimension["Value"]
+        for metric in metrics(ALARMS["ConflictsAlarm"])
+        for dimension in metric["Dimensions"]
+        if dimension["Name"] == "endpoint"
+    }
+    drawn = {metric[3] for widget in widgets() for metric in widget["properties"]["metrics"] if metric[2] == "endpoint"}
+    assert watched == drawn == {charges.ENDPOINT, refunds.ENDPOINT}
 
 
 def test_the_dashboard_shows_the_service_metrics_under_their_names() -> None:
