@@ -1,5 +1,6 @@
 """The functions as Lambda runs them: charges warm and in this process, a scheduled one in one of its own."""
 
+import atexit
 import contextlib
 import importlib
 import logging
@@ -32,6 +33,7 @@ CONTEXT_SECONDS = 3600.0
 _PROCESSES = multiprocessing.get_context("spawn")
 
 _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process, as standard output is
+atexit.register(_NOWHERE.close)
 
 
 class Function:

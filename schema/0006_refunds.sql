@@ -22,6 +22,11 @@ CREATE TABLE refunds (
     CONSTRAINT refunds_belong_to_a_charge FOREIGN KEY (charge_id) REFERENCES charges (id)
 );
 
+-- A refund may have waited for the one before it. Its event is due when it is written, and not when its transaction began:
+-- a claim would not look so far back.
+ALTER TABLE outbox
+    ALTER COLUMN next_attempt_at SET DEFAULT clock_timestamp();
+
 -- The subscriber's totals: what was refunded on a day, which need not be a day with charges.
 ALTER TABLE charge_totals
     ADD COLUMN refunds        bigint NOT NULL DEFAULT 0,
