@@ -88,7 +88,7 @@ CREATE TABLE outbox (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     attempts integer DEFAULT 0 NOT NULL,
     refusals integer DEFAULT 0 NOT NULL,
-    next_attempt_at timestamp with time zone DEFAULT now() NOT NULL,
+    next_attempt_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     last_error text,
     published_at timestamp with time zone,
     failed_at timestamp with time zone,

@@ -193,6 +193,16 @@ class TestClaims:
         )
         assert taken(claims) == {late}
 
+    def test_a_row_is_due_when_it_is_written(self, connect: Connect, claims: Claims) -> None:
+        """Its statement may have waited for another one: what came and went meanwhile does not put it out of sight."""
+        connection, waiting = connect(), connect()
+        with waiting.transaction():
+            waiting.execute("SELECT pg_sleep(0.6)")
+            young = table.write(connection)
+            assert taken(claims) == set(young)
+            [late] = table.write(waiting)
+        assert taken(claims) == {late}
+
     @pytest.mark.parametrize("seconds_ago", [5, HOURS, 24 * 365 * HOURS])
     def test_a_row_that_is_due_further_back_waits_for_a_quarter_of_a_minute(
         self, seconds_ago: float, connect: Connect, claims: Claims, clock: "Clock"

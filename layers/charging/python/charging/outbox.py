@@ -19,8 +19,8 @@ MEASURED_EVENTS = 100_000
 # A lease outlives the relay's worst sweep (SWEEP_SECONDS there), since one that ends early sends its events twice.
 # It is also how long the events of a relay that died have to wait.
 LEASE_SECONDS = 45
-# A claim begins so long before the end of the last one. An event is due from the beginning of its transaction, which
-# commits some milliseconds later.
+# A claim begins so long before the end of the last one. An event is due from when it is written, and committed some
+# milliseconds later.
 OVERLAP = timedelta(seconds=0.5)
 # What came to be due behind that all the same waits until a claim begins at the very beginning, as each one does after
 # this time.

@@ -29,11 +29,4 @@ WITH due AS (
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 )
-UPDATE outbox
-SET attempts = mod(attempts, 2147483647) + 1,
-    next_attempt_at = now() + make_interval(secs => %(lease_seconds)s)
-FROM due
-WHERE outbox.id = due.id
-RETURNING
-    outbox.id, outbox.event_type, outbox.aggregate_id, outbox.payload, outbox.attempts, outbox.refusals,
-    due.next_attempt_at AS due_at
+\ir parts/lease_events.sql
