@@ -3,7 +3,7 @@
 import json
 from uuid import UUID
 
-from charging import compact, errors, idempotency
+from charging import errors, idempotency
 from charging.idempotency import StoredResponse
 from charging.refunds import EXCEEDS_CHARGE, Refund, RefundCommand
 from local.openapi_parts import (
@@ -27,9 +27,7 @@ _REFUND = Refund(
     "USD",
     "damaged",
 )
-_RESPONSE = StoredResponse.created(
-    f"/charges/{_REFUND.charge_id}/refunds/{_REFUND.id}", compact.json(_REFUND.members())
-)
+_RESPONSE = StoredResponse.created(f"/charges/{_REFUND.charge_id}/refunds/{_REFUND.id}", _REFUND.members())
 _CHARGE_ID = id_in_path("charge_id", str(_REFUND.charge_id))
 
 

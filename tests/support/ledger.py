@@ -15,9 +15,9 @@ import psycopg
 
 from charging import charges, contract, refunds
 from charging.charges import ChargeCommand
-from charging.contract import Command
+from charging.contract import Call, Command, Scope
 from charging.database import Database
-from charging.idempotency import Call, Created, Outcome, Scope
+from charging.idempotency import Created, Outcome
 from charging.refunds import RefundCommand
 from charging.settings import DatabaseSettings
 from tests.support.invocation import database_variables

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Concatenate
 from uuid import UUID
 
 from charging import contract, errors, gateway, problem, telemetry
-from charging.contract import Command
+from charging.contract import Call, Command, Scope
 from charging.gateway import Event, Request, Response
-from charging.idempotency import Call, Created, InFlight, KeyReused, Outcome, Refused, Replayed, Scope
+from charging.idempotency import Created, InFlight, KeyReused, Outcome, Refused, Replayed
 from charging.problem import Problem
 from charging.settings import OperationSettings
 

@@ -7,20 +7,19 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from charging import compact, errors, idempotency, outbox, sql
-from charging.contract import AmountCents, Command, Reference
+from charging.contract import AmountCents, Call, Command, Currency, Reference
 from charging.database import Database
-from charging.idempotency import Call, Outcome, StoredResponse
+from charging.idempotency import Outcome, StoredResponse
 from charging.identifiers import time_ordered_uuid
 
 ENDPOINT = "POST /charges"
-EVENT_TYPE = "ChargeCreated"
 
 
 class ChargeCommand(Command):
     """One charge: an amount in the currency's minor unit, and a text of the caller's own."""
 
     amount_cents: AmountCents = Field(alias="amountCents")
-    currency: str = Field(default="USD", pattern="^[A-Z]{3}$", description="three upper-case letters")
+    currency: Currency = "USD"
     reference: Reference = None
 
 
@@ -57,18 +56,11 @@ def create(database: Database, call: Call[ChargeCommand]) -> Outcome:
         sql.CREATE_CHARGE,
         {
             "charge_id": charge.id,
-            "amount_cents": charge.amount_cents,
-            "currency": charge.currency,
-            "reference": charge.reference,
-            **outbox.event(
-                EVENT_TYPE,
-                subject=charge.id,
-                principal=call.scope.principal,
-                data={"chargeId": str(charge.id), **charge.money()},
-                traceparent=call.traceparent,
+            **outbox.event_of(
+                call, "ChargeCreated", subject=charge.id, data={"chargeId": str(charge.id), **charge.money()}
             ),
         },
-        StoredResponse.created(f"/charges/{charge.id}", compact.json(charge.members())),
+        StoredResponse.created(f"/charges/{charge.id}", charge.members()),
     )
 
 

@@ -1,8 +1,9 @@
-"""The HTTP contract's grammar: the Idempotency-Key, the command in the body, and the command's fingerprint."""
+"""The HTTP contract's grammar: the Idempotency-Key, the command in the body, and the call that they make up."""
 
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Any
 from uuid import UUID
@@ -79,6 +80,7 @@ def given[T](value: T | None) -> T | None:
 
 # Members that several commands have.
 AmountCents = Annotated[int, Field(ge=1, le=999_999_999_999, description="a JSON integer from 1 to 999999999999")]
+Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", description="three upper-case letters")]
 Reference = Annotated[
     str | None,
     # In this order, so that it is the text that has these bounds.
@@ -91,6 +93,27 @@ Reference = Annotated[
     ),
     AfterValidator(given),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose key it is, for which operation."""
+
+    principal: str
+    endpoint: str
+    key: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Call[C: Command]:
+    """A command under a key, and what performing it is bound by. `deadline` is in `time.monotonic()` seconds."""
+
+    scope: Scope
+    command: C
+    traceparent: str | None
+    retention_hours: int
+    in_flight_wait_seconds: float
+    deadline: float
 
 
 def parse[C: Command](model: type[C], body: bytes) -> C:

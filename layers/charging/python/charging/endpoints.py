@@ -3,22 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 from uuid import UUID
 
 from psycopg.rows import class_row, scalar_row
 from pydantic import AfterValidator, Field
 
 from charging import compact, contract, errors, idempotency, outbox, signing, sql
-from charging.contract import Command
+from charging.contract import Call, Command
 from charging.database import Database
 from charging.destinations import URL_CHARACTERS, destination
 from charging.errors import Violation
-from charging.idempotency import Call, Outcome, StoredResponse
+from charging.idempotency import Outcome, StoredResponse
 from charging.identifiers import earliest_uuid, time_ordered_uuid
 
 ENDPOINT = "POST /webhook-endpoints"
 TEST_EVENT_TYPE = "WebhookTest"
+_EVENT_TYPES = ", ".join(f'"{event_type}"' for event_type in get_args(outbox.EventType))
 
 # Each is a row more in the transaction of every charge of its owner.
 ENDPOINTS = 10
@@ -50,11 +51,11 @@ class EndpointCommand(Command):
     url: str = Field(
         max_length=URL_CHARACTERS, description="a text, the https URL that events are sent to, with port 443"
     )
-    event_types: Annotated[list[Literal["ChargeCreated", "ChargeRefunded"]], AfterValidator(_distinct)] = Field(
+    event_types: Annotated[list[outbox.EventType], AfterValidator(_distinct)] = Field(
         alias="eventTypes",
         min_length=1,
         max_length=20,
-        description='a list of event types, each once: "ChargeCreated", "ChargeRefunded"',
+        description=f"a list of event types, each once: {_EVENT_TYPES}",
     )
 
 
@@ -163,13 +164,9 @@ def create(database: Database, call: Call[EndpointCommand], *, allows_loopback: 
         database,
         call,
         sql.CREATE_ENDPOINT,
-        {
-            "endpoint_id": endpoint.id,
-            "url": endpoint.url,
-            "event_types": endpoint.event_types,
-            "limit": ENDPOINTS,
-        },
-        StoredResponse.created(f"/webhook-endpoints/{endpoint.id}", compact.json(endpoint.members())),
+        # Not as the caller wrote it.
+        {"endpoint_id": endpoint.id, "url": endpoint.url, "limit": ENDPOINTS},
+        StoredResponse.created(f"/webhook-endpoints/{endpoint.id}", endpoint.members()),
     )
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from psycopg.rows import args_row
 
 from charging import compact, contract, errors, sql
-from charging.contract import Command
+from charging.contract import Call, Command, Scope
 from charging.database import Database
 
 BODY_BYTES = 8 * 1024
@@ -26,27 +26,6 @@ RUNS = 5
 # After an answer that leaves it open the pause doubles from here, 0.6 s in all: time for a server to get over it, short
 # against the caller's patience.
 FIRST_PAUSE_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Whose key it is, for which operation."""
-
-    principal: str
-    endpoint: str
-    key: UUID
-
-
-@dataclass(frozen=True, slots=True)
-class Call[C: Command]:
-    """A command under a key, and what performing it is bound by. `deadline` is in `time.monotonic()` seconds."""
-
-    scope: Scope
-    command: C
-    traceparent: str | None
-    retention_hours: int
-    in_flight_wait_seconds: float
-    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +47,9 @@ class StoredResponse:
             raise ValueError(f"a stored body has at most {BODY_BYTES} bytes")
 
     @classmethod
-    def created(cls, location: str, body: str) -> Self:
+    def created(cls, location: str, members: Mapping[str, object]) -> Self:
         """The answer to a request that has created what is at this path."""
-        return cls(201, {"Content-Type": "application/json", "Location": location}, body)
+        return cls(201, {"Content-Type": "application/json", "Location": location}, compact.json(members))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +115,8 @@ def perform[C: Command](
 ) -> Outcome:
     """Runs a claiming statement until its answer is plain, at most five times and not beyond the call's deadline.
 
-    `parameters` are the operation's own; those of the key and of the response are added to them. `target` is the
-    resource that the command is for, where there is one: for another the same body is another command.
+    `parameters` are the operation's own; those of the command, the key and the response are added to them. `target` is
+    the resource that the command is for, where there is one: for another the same body is another command.
 
     Where the statement can come to a `refusal`, its status is another than that of the `response`. Each must be unlike
     any other call's, as one with a new id in it is: that is how a commit of our own, whose confirmation was lost, is
@@ -149,6 +128,7 @@ def perform[C: Command](
     """
     fingerprint = contract.fingerprint(call.command, target)
     given = {
+        **call.command.model_dump(),
         "principal": call.scope.principal,
         "endpoint": call.scope.endpoint,
         "key": call.scope.key,

@@ -10,10 +10,13 @@ from uuid import UUID
 from psycopg.rows import class_row, scalar_row
 
 from charging import compact, sql
+from charging.contract import Call
 from charging.database import Database
 from charging.identifiers import time_ordered_uuid
 
 SOURCE = "/charges"
+# What consumers, callers' webhooks among them, may subscribe to.
+EventType = Literal["ChargeCreated", "ChargeRefunded"]
 # Read in a tenth of a second, where millions would take longer than the server lets a statement run.
 MEASURED_EVENTS = 100_000
 # A lease outlives the relay's worst sweep (SWEEP_SECONDS there), since one that ends early sends its events twice.
@@ -55,6 +58,12 @@ def event(
         "aggregate_id": subject,
         "event": compact.json(attributes),
     }
+
+
+def event_of(call: Call[Any], event_type: EventType, *, subject: UUID, data: Mapping[str, Any]) -> dict[str, object]:
+    """Returns the event of what a call does, as `event` does."""
+    principal, traceparent = call.scope.principal, call.traceparent
+    return event(event_type, subject=subject, principal=principal, data=data, traceparent=traceparent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from charging import charges, compact, errors, idempotency, outbox, problem, sql
-from charging.contract import AmountCents, Command, Reference
+from charging.contract import AmountCents, Call, Command, Reference
 from charging.database import Database
-from charging.idempotency import Call, Outcome, StoredResponse
+from charging.idempotency import Outcome, StoredResponse
 from charging.identifiers import time_ordered_uuid
 from charging.problem import Problem
 
 ENDPOINT = "POST /charges/{id}/refunds"
-EVENT_TYPE = "ChargeRefunded"
 
 EXCEEDS_CHARGE = Problem(
     409,
@@ -68,17 +67,14 @@ def create(database: Database, call: Call[RefundCommand], charge_id: UUID) -> Ou
         {
             "refund_id": refund.id,
             "charge_id": charge.id,
-            "amount_cents": refund.amount_cents,
-            "reference": refund.reference,
-            **outbox.event(
-                EVENT_TYPE,
+            **outbox.event_of(
+                call,
+                "ChargeRefunded",
                 subject=charge.id,
-                principal=call.scope.principal,
                 data={"chargeId": str(charge.id), "refundId": str(refund.id), **refund.money()},
-                traceparent=call.traceparent,
             ),
         },
-        StoredResponse.created(f"/charges/{charge.id}/refunds/{refund.id}", compact.json(refund.members())),
+        StoredResponse.created(f"/charges/{charge.id}/refunds/{refund.id}", refund.members()),
         refusal=problem.result(EXCEEDS_CHARGE, refund.id),
         target=charge.id,
     )

@@ -1,18 +1,23 @@
 """The statements, one constant for each file beside this one.
 
 A statement is bytes: psycopg takes bytes as a query, so no text that was built at run time can become one. What several
-statements share stands in parts/, and a line `\\ir parts/<name>.sql`, which is psql's, puts it in its place.
+statements share stands in parts/, and a line `\\ir parts/<name>.sql`, which is psql's, puts it in its place; among the
+parts it is `\\ir <name>.sql`.
 """
 
 from pathlib import Path
 
 
 def _statement(name: str) -> bytes:
-    """Reads a statement without its comment lines, which the server need not parse again on every call."""
+    return _text(Path(__file__).parent / f"{name}.sql")
+
+
+def _text(path: Path) -> bytes:
+    """Reads a file without its comment lines, which the server need not parse again on every call."""
     lines: list[bytes] = []
-    for line in Path(__file__).parent.joinpath(f"{name}.sql").read_bytes().splitlines():
+    for line in path.read_bytes().splitlines():
         if line.startswith(b"\\ir "):
-            lines.append(_statement(line.decode().removeprefix("\\ir ").removesuffix(".sql")))
+            lines.append(_text(path.parent / line.decode().removeprefix("\\ir ")))
         elif not line.lstrip().startswith(b"--"):
             lines.append(line)
     return b"\n".join(lines)

@@ -1,16 +1,7 @@
 -- Claims the idempotency key and commits the charge, its event, the event's deliveries and the stored response, or says
 -- why not. Besides the key's advisory lock it takes the row locks of its own new rows. READ COMMITTED.
 WITH
-\ir parts/find_key.sql
-admitted AS (
-    SELECT
-        %(response_status)s::smallint AS response_status,
-        %(response_headers)s::jsonb AS response_headers,
-        %(response_body)s::text AS response_body
-    FROM locked
-    WHERE held
-),
-\ir parts/claim_key.sql
+\ir parts/claim.sql
 -- A charge's own event is the first of its charge.
 effect AS (
     INSERT INTO charges (id, principal, amount_cents, currency, reference)
