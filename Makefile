@@ -85,7 +85,7 @@ bench: $(VENV)/installed $(SAM_VENV)/installed ## Measure, some 20 minutes (or a
 schema: $(VENV)/installed ## Regenerate schema/current.sql from the migrations
 	$(BIN)/python -m local schema --write
 
-openapi: $(VENV)/installed ## Regenerate docs/openapi.json from the code
+openapi: $(VENV)/installed ## Regenerate docs/openapi.json, and the paths in template.yaml
 	$(BIN)/python -m local openapi
 
 scaling: $(VENV)/installed ## Regenerate the tables in docs/scaling.md and docs/deploy.md from the model

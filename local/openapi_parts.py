@@ -56,15 +56,34 @@ def body(schema: str, example: object) -> Json:
 
 
 def command(model: type[Command]) -> Json:
-    """Return the schema of a command with the members that charges and refunds have."""
+    """Return the schema of a command."""
     schema = model.model_json_schema(by_alias=True)
-    for member in schema["properties"].values():
+    for name, member in schema["properties"].items():
         del member["title"]
-        member["description"] = f"It is {member['description']}."
-    # Left out or a text; pydantic's None is how the code says that it was left out.
-    reference = schema["properties"]["reference"]
-    schema["properties"]["reference"] = reference.pop("anyOf")[0] | {"description": reference["description"]}
+        # Left out or a value; pydantic's None is how the code says that it was left out.
+        kind = member["anyOf"][0] if "anyOf" in member else member
+        schema["properties"][name] = kind | {"description": f"It is {member['description']}."}
     return schema
+
+
+def operation(operation_id: str, summary: str, model: type[Command], *path: Json) -> Json:
+    """Return an operation under a key that answers with its command's members and an id, with the path's parameters."""
+    taken = command(model)
+    answered = {
+        **taken,
+        "description": "What was created.",
+        "required": ["id", *taken["required"]],
+        "properties": {"id": {"type": "string", "format": "uuid"}, **taken["properties"]},
+    }
+    return {
+        "operationId": operation_id,
+        "summary": summary,
+        "parameters": [*path, KEY_HEADER, TRACEPARENT_HEADER],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": taken}}},
+        "responses": _created(
+            "Created by this request, or replayed for it.", {"application/json": {"schema": answered}}
+        ),
+    }
 
 
 def key_result(schema: str) -> Json:
@@ -107,6 +126,12 @@ def result(schema: str, example: object, *refusals: Cause) -> Json:
 
 def created(description: str, schema: str, example: object, links: Json, *refusals: Cause | Problem) -> Json:
     """Return the responses of an operation under a key, with its own refusals among the problems."""
+    responses = _created(description, body(schema, example), *refusals)
+    responses["201"]["links"] = links
+    return responses
+
+
+def _created(description: str, content: Json, *refusals: Cause | Problem) -> Json:
     return {
         "201": {
             "description": description,
@@ -114,8 +139,7 @@ def created(description: str, schema: str, example: object, links: Json, *refusa
                 "Location": {"$ref": "#/components/headers/Location"},
                 "Idempotent-Replayed": {"$ref": "#/components/headers/Idempotent-Replayed"},
             },
-            "content": body(schema, example),
-            "links": links,
+            "content": content,
         },
         **problems(
             errors.KeyMissing,

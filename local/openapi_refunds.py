@@ -7,15 +7,14 @@ from charging import errors, idempotency
 from charging.idempotency import StoredResponse
 from charging.refunds import EXCEEDS_CHARGE, Refund, RefundCommand
 from local.openapi_parts import (
-    KEY_HEADER,
     KEY_IN_QUERY,
-    TRACEPARENT_HEADER,
     Json,
     body,
     command,
     created,
     id_in_path,
     key_result,
+    operation,
     problems,
     result,
 )
@@ -63,13 +62,11 @@ def schemas() -> Json:
 
 def _create() -> Json:
     return {
-        "operationId": "createRefund",
-        "summary": "Refund a part of a charge, once for its key",
+        **operation("createRefund", "Refund a part of a charge, once for its key", RefundCommand, _CHARGE_ID),
         "description": (
             "All refunds of a charge together come to its amount at the most. That there is not so much left is a "
             "result, which a repetition under the key gets again."
         ),
-        "parameters": [_CHARGE_ID, KEY_HEADER, TRACEPARENT_HEADER],
         "requestBody": {
             "required": True,
             "content": {

@@ -75,6 +75,11 @@ def test_the_committed_document_is_the_generated_one() -> None:
     assert openapi.DOCUMENT.read_text() == openapi.text(), "run `make openapi`"
 
 
+def test_the_template_has_the_generated_paths() -> None:
+    """The gateway lets through what is documented."""
+    assert openapi.TEMPLATE.read_text() == openapi.template(), "run `make openapi`"
+
+
 def test_every_problem_is_in_the_document() -> None:
     """No code can be answered that a consumer could not have read of."""
     described = json.dumps(openapi.document()["paths"])
