@@ -218,9 +218,7 @@ def test_a_part_is_shared() -> None:
     """
     folder = Path(sql.__file__).parent
     files = [*folder.rglob("*.sql"), ROOT / "docs" / "add-an-operation.md"]
-    named = Counter(
-        re.findall(r"^\\ir (?:parts/)?(\w+\.sql)$", "\n".join(map(Path.read_text, files)), re.MULTILINE)
-    )
+    named = Counter(re.findall(r"^\\ir (?:parts/)?(\w+\.sql)$", "\n".join(map(Path.read_text, files)), re.MULTILINE))
     assert named.keys() == {path.name for path in folder.glob("parts/*")}
     assert min(named.values()) > 1
 
