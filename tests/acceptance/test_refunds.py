@@ -242,10 +242,14 @@ def test_without_a_principal_there_is_no_refund(api: Instance, charge: str, data
     assert rows(database) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("charge_id", ["42", "%00", str(KEY)[:-1], f"{{{KEY}}}", f"urn:uuid:{KEY}"])
+@pytest.mark.parametrize(
+    "charge_id", ["{id}", "{charge_id}", "42", "%00", str(KEY)[:-1], f"{{{KEY}}}", f"urn:uuid:{KEY}"]
+)
 def test_a_path_without_an_id_leads_nowhere(api: Instance, charge_id: str) -> None:
     """Only an id in the form 8-4-4-4-12 can be one."""
     assert told(api.call(refund_event(f"/charges/{charge_id}"))) == NOT_FOUND
+    assert told(api.call(get(f"/charges/{charge_id}"))) == NOT_FOUND
+    assert told(api.call(get(f"/charges/{KEY}/refunds/{charge_id}"))) == NOT_FOUND
 
 
 def test_only_the_owners_endpoints_are_told(api: Instance, charge: str, database: Connection) -> None:

@@ -40,7 +40,7 @@ class Api:
     """A function's routes, each by its method and its path, in which `{id}` stands for an id."""
 
     service: str
-    _routes: dict[str, Route] = field(default_factory=dict)
+    _routes: dict[str, Route] = field(default_factory=dict, init=False)
 
     def route[R: Route](self, request_line: str) -> Callable[[R], R]:
         """Has the decorated function answer such requests."""
@@ -82,7 +82,8 @@ class Api:
         ids: list[str] = contract.ID_SEGMENT.findall(request.path)
         pattern = contract.ID_SEGMENT.sub("{id}", request.path) if ids else request.path
         route = self._routes.get(f"{request.method} {pattern}")
-        if route is None:
+        # The path may have "{id}" written in it.
+        if route is None or pattern.count("{id}") != len(ids):
             raise errors.NoSuchResource("No operation has this method and path.")
         return route, [UUID(text) for text in ids]
 
