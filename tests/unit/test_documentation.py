@@ -1,6 +1,7 @@
-"""What the documentation shows: a client, against a server that fails in every way, and the package's layers."""
+"""What the documentation shows: a client, against a server that fails in every way, layers, and guarantees."""
 
 import http.server
+import importlib
 import re
 import threading
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "problems.md"
+GUARANTEES = ROOT / "docs" / "guarantees.md"
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
 
 CHARGED = b'{"id":"1"}'
@@ -101,3 +103,28 @@ def test_the_layers_on_the_page_are_those_that_hold() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     assert "```\n{}\n```".format("\n".join(layers)) in (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_what_is_guaranteed_is_somewhere_and_proven() -> None:
+    """Each line of the page names what there is: a module or what is in it, a file, a resource, and a test."""
+    rows = [line.strip("| ").split(" | ") for line in GUARANTEES.read_text().splitlines() if line.startswith("| ")]
+    promised = [row for row in rows if row != ["guarantee", "where", "test"]]
+    assert promised
+    for guarantee, where, test in promised:
+        for place in where.split(", "):
+            assert is_there(place.strip("`")), f"{place}: {guarantee}"
+        path, name = test.strip("`").split("::")
+        assert re.search(rf"^ *def {name}\(", (ROOT / "tests" / path).read_text(), re.MULTILINE), test
+
+
+def is_there(place: str) -> bool:
+    """Whether there is such a file, a resource or parameter of the template, or a module of ours that has it."""
+    package = ROOT / "layers" / "charging" / "python" / "charging"
+    if "/" in place or place.endswith(".yaml"):
+        return (ROOT / place).is_file() or (package / place).is_file()
+    if place[0].isupper():
+        return re.search(rf"^  {place}:$", (ROOT / "template.yaml").read_text(), re.MULTILINE) is not None
+    module, _, attribute = place.partition(".")
+    return (package / f"{module}.py").is_file() and (
+        not attribute or hasattr(importlib.import_module(f"charging.{module}"), attribute)
+    )
