@@ -26,6 +26,8 @@ RUNS = 5
 # After an answer that leaves it open the pause doubles from here, 0.6 s in all: time for a server to get over it, short
 # against the caller's patience.
 FIRST_PAUSE_SECONDS = 0.02
+# As long as the server lets a statement wait for another transaction's lock.
+LOCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,8 @@ def perform[C: Command](
             if outcome is not None and not (sent and isinstance(outcome, InFlight)):
                 return outcome
         except errors.Contended:
-            pass
+            if call.deadline - time.monotonic() < LOCK_SECONDS:
+                break  # another wait for the same lock would outlast the call, which could then not tell its outcome
         except errors.ConnectionLost:
             sent = True
         except (errors.TemporarilyUnavailable, errors.DatabaseFault) as unavailable:
