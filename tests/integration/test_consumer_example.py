@@ -67,6 +67,15 @@ def test_an_event_takes_effect_once(connection: outbox.Connection, instance: Cal
     assert ledger(connection) == [(UUID(json.loads(body)["data"]["chargeId"]), 4900, "USD")]
 
 
+def test_a_type_that_it_does_not_know_is_none_of_its_business(
+    connection: outbox.Connection, instance: Callable[[], Handler]
+) -> None:
+    """It neither comes back, where it would end among the dead letters, nor is taken for a charge."""
+    body = outbox.payload(time_ordered_uuid(), event_type="ChargeRefunded")
+    assert instance()({"Records": [record(body)]}, None) == {"batchItemFailures": []}
+    assert ledger(connection) == []
+
+
 def test_a_message_that_fails_comes_back_alone(
     connection: outbox.Connection, instance: Callable[[], Handler], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,9 @@ def test_an_expired_key_and_its_expired_charge_refund_anew(function: Instance, d
     second = function.call(event)
     again = function.call(refund_event(first, KEY, {"amountCents": 400}))
     assert (second.status, second.is_replay, again.status, again.is_replay) == (201, False, 201, False)
-    refunded = dict(database.execute("SELECT '/charges/' || id, refunded_cents FROM charges").fetchall())
+    refunded: dict[str, int] = dict(
+        database.execute("SELECT '/charges/' || id, refunded_cents FROM charges").fetchall()
+    )
     assert (refunded[first], refunded[second.headers["location"]]) == (800, 0)
 
 

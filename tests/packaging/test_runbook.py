@@ -11,7 +11,7 @@ from charging import errors, instructions
 from local import ops
 from tests.conftest import Connect
 from tests.packaging.artifacts import ROOT, TEMPLATE
-from tests.support.invocation import CHARGES, Instance, charge_event
+from tests.support.invocation import CHARGES, Instance, charge_event, refund_event
 
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 # By the name that an operator is woken with.
@@ -79,3 +79,15 @@ def test_the_event_that_the_page_writes_is_the_charges_own(database_url: str, co
         before, after = json.loads(written), json.loads(rewritten)
         assert before.pop("id") != after.pop("id")
         assert after == before
+
+
+def test_the_page_finds_a_refund_whose_event_is_gone(database_url: str, connect: Connect) -> None:
+    """That one, and none that has its event."""
+    [query] = [block for block in re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL) if "FROM refunds" in block]
+    connection = connect()
+    with contextlib.closing(Instance("charges", database_url, CHARGES)) as instance:
+        charge = instance.call(charge_event()).headers["location"]
+        lost, *_ = (instance.call(refund_event(charge)).json["id"] for _ in range(3))
+    assert connection.execute(query.encode()).fetchall() == []
+    connection.execute("DELETE FROM outbox WHERE payload::jsonb #>> '{data,refundId}' = %s", [lost])
+    assert [str(found) for found, *_ in connection.execute(query.encode()).fetchall()] == [lost]
