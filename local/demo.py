@@ -78,6 +78,7 @@ def _tell(up: Stack, connection: psycopg.Connection[Any]) -> None:
     _kill_a_relay(up, connection)
     _race_a_twin(up, connection)
     _reuse_a_key(up, connection)
+    _refund_too_much(up, connection)
 
 
 def _lose_a_response(up: Stack, connection: psycopg.Connection[Any]) -> None:
@@ -165,6 +166,28 @@ def _reuse_a_key(up: Stack, connection: psycopg.Connection[Any]) -> None:
     _claim("nothing was charged", _counts(connection) == (2, 2, 2))
 
 
+def _refund_too_much(up: Stack, connection: psycopg.Connection[Any]) -> None:
+    _say(
+        "\n5. More is refunded than was charged",
+        "Of the charge of 20.00 the client refunds 12.00, and 12.00 once more.",
+    )
+    [(path,)] = _rows(connection, "SELECT '/charges/' || id || '/refunds' FROM charges WHERE amount_cents = 2000")
+    key = uuid.uuid4()
+    made, refused = (_post(up, path, each, 1200) for each in (uuid.uuid4(), key))
+    _claim("the first refund is made: 201", made.status == http.HTTPStatus.CREATED)
+    _claim(
+        "the second is refused: 409 refund_exceeds_charge",
+        (refused.status, refused.code) == (409, "refund_exceeds_charge"),
+    )
+    again = _post(up, path, key, 1200)
+    _claim("sent again it is refused again, byte for byte: that is its result", again.body == refused.body)
+    left = _rows(connection, "SELECT amount_cents - refunded_cents FROM charges WHERE refunds = 1")
+    _claim(
+        "8.00 of the charge are left, and the one refund has its event",
+        (left, _count(connection, "outbox")) == ([(800,)], 3),
+    )
+
+
 def _say(*lines: str) -> None:
     for line in lines:
         print(line, flush=True)
@@ -189,8 +212,12 @@ def _headers(key: uuid.UUID) -> dict[str, str]:
 
 
 def _charge(up: Stack, key: uuid.UUID, amount_cents: int) -> Answer:
+    return _post(up, "/charges", key, amount_cents)
+
+
+def _post(up: Stack, path: str, key: uuid.UUID, amount_cents: int) -> Answer:
     body = json.dumps({"amountCents": amount_cents}).encode()
-    request = urllib.request.Request(f"{up.deployment.api_url}/charges", body, _headers(key), method="POST")  # noqa: S310
+    request = urllib.request.Request(f"{up.deployment.api_url}{path}", body, _headers(key), method="POST")  # noqa: S310
     try:
         response = urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)  # noqa: S310 - our own address
     except urllib.error.HTTPError as problem:

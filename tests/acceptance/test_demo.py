@@ -15,5 +15,5 @@ def test_the_story_is_told_to_its_end() -> None:
         [sys.executable, "-m", "local", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.count("  holds: ") == 15
+    assert told.stdout.count("  holds: ") == 19
     assert told.stdout.endswith("\nEvery guarantee held.\n")
