@@ -103,8 +103,6 @@ class Topic:
         """
         if not events:
             return set(), []
-        if not events:
-            return set(), []
         is_known = self._bytes_per_call is not None
         limit = self._limit()
         packed, oversized = _pack(events, limit or BYTES_PER_CALL)
