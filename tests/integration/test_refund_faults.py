@@ -7,9 +7,12 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg.rows import scalar_row
 
+from charging import sql
+from charging.api import ANSWER_SECONDS
 from charging.database import Database
-from charging.idempotency import LOCK_SECONDS, Created, Refused
+from charging.idempotency import FIRST_PAUSE_SECONDS, LOCK_SECONDS, Created, Refused
 from charging.migrations import LIMITS
 from tests.conftest import Connect
 from tests.support.invocation import CHARGES, Instance, charge_event, refund_event
@@ -77,6 +80,30 @@ def test_a_charge_that_is_held_too_long_is_503_and_nothing_is_under_way(
     assert database.execute("SELECT count(*) FROM refunds").fetchone() == (0,)
     again = function.call(event)
     assert (again.status, again.is_replay) == (201, False)
+
+
+def test_a_call_waits_for_its_charge_only_as_long_as_it_can_tell_how_that_ends(
+    function: Instance, connect: Connect
+) -> None:
+    """After one wait there is time for another, and none for the pause before: the call ends here, and is certain."""
+    charge = function.call(charge_event(body={"amountCents": 1000})).headers["location"]
+    holder = connect()
+    with holder.transaction(force_rollback=True):
+        holder.execute("SELECT FROM charges FOR UPDATE")
+        left = ANSWER_SECONDS + 2 * LOCK_SECONDS + 0.75 * FIRST_PAUSE_SECONDS
+        answer = function.call(refund_event(charge, KEY), seconds=left)
+    assert (answer.status, answer.code) == (503, "temporarily_unavailable")
+
+
+def test_whoever_has_waited_for_a_twin_waits_for_the_charge_as_long_as_anybody(database_url: str) -> None:
+    """The time that a call has for its twin is no time for the lock of another's refund."""
+    caller, begun = Database(settings(database_url)), time.monotonic()
+    waiting = {"principal": "alice", "endpoint": "POST /charges/{id}/refunds", "key": KEY, "wait_ms": 4000}
+    [limit] = caller.fetch_after(
+        sql.AWAIT_TWIN, scalar_row, b"SELECT current_setting('lock_timeout')", waiting, deadline=begun + 10
+    )
+    assert limit == LIMITS["lock_timeout"]
+    caller.close()
 
 
 def test_a_wait_for_a_lock_is_as_long_as_the_server_allows() -> None:

@@ -158,7 +158,7 @@ def perform[C: Command](
             if outcome is not None and not (sent and isinstance(outcome, InFlight)):
                 return outcome
         except errors.Contended:
-            if call.deadline - time.monotonic() < LOCK_SECONDS:
+            if call.deadline - time.monotonic() < pause + LOCK_SECONDS:
                 break  # another wait for the same lock would outlast the call, which could then not tell its outcome
         except errors.ConnectionLost:
             sent = True
