@@ -217,6 +217,16 @@ class TestClaims:
         clock.pass_by(0.1)
         assert taken(claims) == late
 
+    @pytest.mark.parametrize("at", ["-infinity", "4713-01-01 BC"])
+    def test_a_row_that_is_due_since_ever_holds_up_nobody(self, at: str, connect: Connect, database: Database) -> None:
+        """Somebody has set it so by hand, and to a time that Python has no word for. It is taken with the others."""
+        connection = connect()
+        ids = table.write(connection, count=2)
+        connection.execute("UPDATE outbox SET next_attempt_at = %s WHERE id = %s", [at, ids[0]])
+        claims = Claims(database)
+        assert taken(claims) == set(ids)
+        assert taken(claims) == set()
+
     def test_another_relay_has_it_at_once(self, connect: Connect, claims: Claims, database: Database) -> None:
         """Where claims begin is one relay's own matter, and a new run begins at the beginning."""
         late = write_due(connect(), seconds_ago=HOURS)
