@@ -32,11 +32,14 @@ def database() -> Database:
 
 
 def before_snapshot() -> None:
-    """Puts the settings into the snapshot that later instances start from, and keeps any connection out of it.
+    """Puts the settings and the commands' models into the snapshot that later instances start from, and keeps any
+    connection out of it.
 
     Each of them opens its own. A snapshot of faulty settings fails the deployment.
     """
     settings()
+    for model in (ChargeCommand, RefundCommand):
+        model.model_rebuild()
     database().close()
 
 

@@ -1,5 +1,7 @@
 """A function that Lambda starts from a snapshot: it has its settings from before, and a connection of its own."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -8,7 +10,7 @@ import psycopg
 import pytest
 
 from charging import errors
-from tests.support.invocation import CHARGES, Instance, charge_event, database_variables
+from tests.support.invocation import CHARGES, ROOT, Instance, charge_event, database_variables
 from tests.support.ledger import until
 
 type Hook = Callable[[], None]
@@ -45,6 +47,27 @@ def test_no_connection_is_in_a_snapshot(hooks: list[Hook], database_url: str) ->
     until(lambda: connections(database_url) == 0)
     assert charges.call(charge_event()).status == 201
     charges.close()
+
+
+def test_a_snapshot_has_what_requests_are_read_with(database_url: str) -> None:
+    """Otherwise each instance that starts from it would build the same models at its first requests. Looked at in a
+    process of its own, where no test has built them."""
+    program = """
+from functions.charges import handler
+models = [handler.ChargeCommand, handler.RefundCommand]
+before = [model.__pydantic_complete__ for model in models]
+handler.before_snapshot()
+print(before, [model.__pydantic_complete__ for model in models])
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **database_variables(database_url), **CHARGES},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "[False, False] [True, True]\n"
 
 
 def test_faulty_settings_fail_the_snapshot(
