@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
 import psycopg
@@ -64,6 +64,14 @@ def summed(sweeps: Iterator[Sweep]) -> Counter[str]:
         found.update(lease_lost=sweep.lease_lost, abandoned=sweep.abandoned)
         found.update(errors=0 if sweep.error is None else 1)
     return +found
+
+
+def transactions(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
+    """How many transactions last wrote the deliveries that were tried."""
+    row = connection.execute("SELECT count(DISTINCT xmin::text) FROM outbox_deliveries WHERE attempts > 0").fetchone()
+    assert row is not None
+    count: int = row[0]
+    return count
 
 
 class Running:
@@ -435,6 +443,54 @@ class TestRun:
         results = drain(database, deliver)
         assert (results["SENT"], results["errors"]) == (10, 1)
         assert [row.event_id for row in table.rows(connection) if row.status != "SENT"] == [poison]
+
+    def test_attempts_that_end_soon_after_one_another_are_written_down_together(
+        self,
+        connect: Connect,
+        database: Database,
+        merchants: Merchants,
+        courier: Courier,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Receivers of which each takes longer than the one before it: their ends are one transaction."""
+        monkeypatch.setattr(webhooks, "GATHER_SECONDS", PATIENCE_SECONDS)
+        connection = connect()
+        for number in range(5):
+            merchants.behave(f"/{number}", seconds=number / 10)
+            table.write(connection, table.register(connection, url=merchants.url(f"/{number}")))
+        assert drain(database, courier.deliver) == Counter(SENT=5)
+        assert transactions(connection) == 1
+
+    def test_an_attempt_that_is_under_way_alone_waits_for_no_other(
+        self,
+        connect: Connect,
+        database: Database,
+        merchants: Merchants,
+        courier: Courier,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It is written down when it ends, however long others would be waited for."""
+        monkeypatch.setattr(webhooks, "GATHER_SECONDS", PATIENCE_SECONDS)
+        connection = connect()
+        table.write(connection, table.register(connection, url=merchants.url("/a")))
+        begun = time.monotonic()
+        assert drain(database, courier.deliver) == Counter(SENT=1)
+        assert time.monotonic() - begun < PATIENCE_SECONDS / 3
+
+    def test_a_lone_endpoint_has_its_share_after_two_claims(
+        self, connect: Connect, database: Database, merchants: Merchants, courier: Courier
+    ) -> None:
+        """The first claim asks who waits at all, and the second knows that the slots are for one."""
+        connection = connect()
+        held = threading.Event()
+        merchants.behave("/a", held_until=held)
+        table.write(connection, table.register(connection, url=merchants.url("/a")), count=SLOTS)
+        with Running(database, courier.deliver) as run:
+            merchants.wait_for("/a", SHARE - 1)
+            claims = transactions(connection)
+            held.set()
+            run.result()
+        assert claims == 2
 
     def test_it_ends_at_once_where_there_is_no_database(self, database_url: str, courier: Courier) -> None:
         """No loop of errors: the first one ends the run, whose successor comes with the next minute."""
