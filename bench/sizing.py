@@ -41,7 +41,7 @@ STAGES: Mapping[str, Cost] = {
     "upkeep": Cost(database_ms=0.02, function_ms=0.01, wal_bytes=430, commits=0.01),
     "replay": Cost(database_ms=0.10, function_ms=0.35, wal_bytes=0, commits=0.0),
     "endpoint": Cost(database_ms=0.20, function_ms=0.10, wal_bytes=940, commits=0.0),
-    "webhook": Cost(database_ms=0.70, function_ms=2.10, wal_bytes=1_450, commits=0.85),
+    "webhook": Cost(database_ms=0.45, function_ms=2.10, wal_bytes=1_500, commits=0.45),
 }
 ALWAYS = ("charge", "relay", "subscriber", "upkeep")
 # Bytes of a row with its entries in indexes.
@@ -89,7 +89,7 @@ FLUSHES_PER_S = 1_000
 OTHER_PAGES = 0.3
 # A slice of the reconciliation takes so long for each charge in it, of the five seconds that a statement has. Source:
 # what is said at charging.maintenance.SLICE_SECONDS.
-RECONCILED_SECONDS = 1 / 240_000
+RECONCILED_SECONDS = 1 / 160_000
 STATEMENT_SECONDS = 5.0
 
 # The longest run of a relay in minutes, each of which starts another.
@@ -102,11 +102,6 @@ RATES = (100, 1_000, 10_000)
 
 def _parameter(name: str) -> float:
     return float(TEMPLATE["Parameters"][name]["Default"])
-
-
-def _memory_mb(function: str) -> int:
-    own: Mapping[str, int] = TEMPLATE["Resources"][function]["Properties"]
-    return own.get("MemorySize") or int(TEMPLATE["Globals"]["Function"]["MemorySize"])
 
 
 def total(value: Callable[[Cost], float | None]) -> float:
@@ -167,12 +162,12 @@ def throughput(clients: int, think: float, response: float, demand: float, proce
     return calls
 
 
-def relay_rate(memory_mb: int) -> float:
+def relay_rate(memory_mb: float) -> float:
     """Returns how many events a second one relay publishes: its share of a processor is what ends first."""
     return min(1.0, memory_mb / aws.LAMBDA_MB_PER_VCPU) * 1000 / STAGES["relay"].function_ms
 
 
-def dispatcher_rate(memory_mb: int) -> float:
+def dispatcher_rate(memory_mb: float) -> float:
     """Returns how many webhooks a second one dispatcher sends, likewise."""
     return min(1.0, memory_mb / aws.LAMBDA_MB_PER_VCPU) * 1000 / STAGES["webhook"].function_ms
 
@@ -203,12 +198,14 @@ class Plan:
     @property
     def subscribers(self) -> int:
         """Half again as many as are busy, and no fewer than are deployed."""
-        return max(5, math.ceil(1.5 * self.share * BATCH_SECONDS / ENTRIES_PER_CALL))
+        return max(
+            int(_parameter("SubscriberConcurrency")), math.ceil(1.5 * self.share * BATCH_SECONDS / ENTRIES_PER_CALL)
+        )
 
     @property
     def relay_mb(self) -> int:
         """As deployed, and where that takes more relays than can run at a time, what makes the fastest ones."""
-        deployed = _memory_mb("RelayFunction")
+        deployed = int(_parameter("RelayMemoryMb"))
         return deployed if self.share <= MOST_RELAYS * RELAY_LOADED * relay_rate(deployed) else aws.LAMBDA_MB_PER_VCPU
 
     @property
@@ -288,7 +285,7 @@ class Plan:
             "webhooks": self.stacks
             * _parameter("WebhooksBudgetSeconds")
             * second_a_minute
-            * _memory_mb("WebhooksFunction")
+            * _parameter("WebhooksMemoryMb")
             / GB,
             "subscriber": charges / batch * aws.LAMBDA_MILLION
             + charges * MILLION / batch * (0.010 + BATCH_SECONDS * 0.8 * (batch - 1) / 9) * 0.5 * aws.LAMBDA_GB_SECOND,
@@ -326,8 +323,7 @@ class Limit:
 def limits() -> list[Limit]:
     """Returns the limits of a stack with the parameters' defaults, in a region of the first rank."""
     small = aws.INSTANCE_CLASSES[0]
-    mode = TEMPLATE["Resources"]["SubscriberFunction"]["Properties"]["Events"]["Messages"]["Properties"]
-    subscribers = mode["ScalingConfig"]["MaximumConcurrency"]
+    subscribers = int(_parameter("SubscriberConcurrency"))
     connections = small.memory_gb * aws.CONNECTIONS_PER_GB - subscribers - 2 - OTHER_CONNECTIONS
     memory_bytes = (small.memory_gb - OTHER_GB) * MEMORY_LOADED * 1e9
     disk_gb = float(TEMPLATE["Resources"]["DatabaseInstance"]["Properties"]["MaxAllocatedStorage"])
@@ -379,13 +375,13 @@ def limits() -> list[Limit]:
             "disk, room",
             f"it grows to {disk_gb:,.0f} GB; all that is retained, and three months' charges",
             disk_gb / (one.retained_gb + 3 * one.grown_gb),
-            "`OutboxRetentionDays`, `ProcessedEventsRetentionDays`, `MaxAllocatedStorage`; an archive of old charges",
+            "`OutboxRetentionDays`, `ProcessedEventsRetentionDays`; an archive of old charges",
         ),
         Limit(
             "relay",
-            f"one with {_memory_mb('RelayFunction')} MB, {STAGES['relay'].function_ms:.2f} ms of a vCPU for an event",
-            relay_rate(_memory_mb("RelayFunction")),
-            "`RelayBudgetSeconds`, 60 for each relay, up to four; `MemorySize`",
+            f"one with {_parameter('RelayMemoryMb'):.0f} MB, {STAGES['relay'].function_ms:.2f} ms of a vCPU an event",
+            relay_rate(_parameter("RelayMemoryMb")),
+            "`RelayBudgetSeconds`, 60 for each relay, up to four; `RelayMemoryMb`",
         ),
         Limit(
             "SNS",
@@ -396,9 +392,9 @@ def limits() -> list[Limit]:
         ),
         Limit(
             "subscriber",
-            f"`MaximumConcurrency` = {subscribers}, batches of {ENTRIES_PER_CALL} in {BATCH_SECONDS * 1000:.0f} ms",
+            f"`SubscriberConcurrency` = {subscribers}, batches of {ENTRIES_PER_CALL} in {BATCH_SECONDS * 1000:.0f} ms",
             subscribers * ENTRIES_PER_CALL / BATCH_SECONDS,
-            "`MaximumConcurrency`",
+            "`SubscriberConcurrency`",
         ),
         Limit(
             "subscriber, one principal",
@@ -408,15 +404,15 @@ def limits() -> list[Limit]:
         ),
         Limit(
             "webhooks, to one endpoint each",
-            f"one with {_memory_mb('WebhooksFunction')} MB, {STAGES['webhook'].function_ms:.1f} ms of a vCPU for each",
-            dispatcher_rate(_memory_mb("WebhooksFunction")),
-            "`WebhooksBudgetSeconds`, 60 for each dispatcher, up to four; `MemorySize`",
+            f"one with {_parameter('WebhooksMemoryMb'):.0f} MB, {STAGES['webhook'].function_ms:.1f} ms of a vCPU each",
+            dispatcher_rate(_parameter("WebhooksMemoryMb")),
+            "`WebhooksBudgetSeconds`, 60 for each dispatcher, up to four; `WebhooksMemoryMb`",
         ),
         Limit(
             "maintenance, reconciliation",
             f"a slice of {SLICE_SECONDS} s of charges in a statement's {STATEMENT_SECONDS:.0f} s",
             STATEMENT_SECONDS / RECONCILED_SECONDS / SLICE_SECONDS,
-            "a shorter slice",
+            "nothing: it is above what the API lets through",
         ),
     ]
     return sorted(rows, key=lambda row: row.rate)
@@ -524,9 +520,9 @@ def _plans() -> Table:
                 "`OutboxRetentionDays`, `ProcessedEventsRetentionDays`",
                 lambda plan: f"{plan.outbox_days}, {plan.processed_days}",
             ),
-            row("relays, and MB of each", lambda plan: f"{plan.relays}, {plan.relay_mb:,}"),
+            row("relays, and `RelayMemoryMb`", lambda plan: f"{plan.relays}, {plan.relay_mb:,}"),
             row("`RelayBudgetSeconds`", lambda plan: f"{plan.relay_budget_seconds:.0f}"),
-            row("subscriber's `MaximumConcurrency`", lambda plan: plan.subscribers),
+            row("`SubscriberConcurrency`", lambda plan: plan.subscribers),
         ],
     )
 

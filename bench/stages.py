@@ -79,7 +79,7 @@ def measure(databases: Databases, charges: int) -> Found:
         maintenance.invoke(sample("maintenance-schedule"), context=Context(CONTEXT_SECONDS))
         for scheduled in (relay, dispatcher):
             scheduled.run()
-        others.execute("TRUNCATE outbox, idempotency_keys, charges")
+        others.execute("TRUNCATE outbox, idempotency_keys, charges, refunds")
         costs: dict[str, Cost] = {}
 
         def stage(name: str, work: Callable[[], object], pid: int = os.getpid()) -> None:

@@ -46,8 +46,8 @@ KINDS = 5
 
 @pytest.fixture
 def database(database_url: str, connect: Connect) -> Iterator[Database]:
-    """The function's connection to a database in which every charge was checked up to a day ago."""
-    set_watermark(connect(), ago=DAY)
+    """The function's connection to a database in which every charge was checked up to two hours ago."""
+    set_watermark(connect(), ago=2 * HOUR)
     with deployment.database(database_url) as opened:
         yield opened
 
@@ -533,7 +533,7 @@ def test_a_reconciliation_that_is_cut_has_moved_nothing(database: Database, conn
     """The watermark and the reports are one transaction: the charges are checked again, and found."""
     connection, holder = connect(), connect()
     charges = history.charges(connection, 3, made=HOUR)
-    set_watermark(connection, ago=HOUR + MINUTE)
+    set_watermark(connection, ago=HOUR + SECOND)
     before = checked_until(connection)
     with ThreadPoolExecutor(1) as thread:
         with holding_up(holder, at_commit=False, event="INSERT ON charges_without_outbox"):

@@ -7,6 +7,8 @@ import pytest
 from tests.packaging.artifacts import TEMPLATE
 
 RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
+# https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/CHAP_Storage.html: gp3 of RDS for PostgreSQL.
+RDS_GB = 65_536
 STORES = ["DatabaseInstance", "DatabaseCluster"]
 
 
@@ -34,7 +36,7 @@ def test_a_database_keeps_its_secrets(name: str) -> None:
 def test_a_disk_has_room_to_grow_into() -> None:
     """RDS takes no bound for its growth that is less than a tenth above the size."""
     growth = RESOURCES["DatabaseInstance"]["Properties"]["MaxAllocatedStorage"]
-    assert TEMPLATE["Parameters"]["DatabaseStorageGb"]["MaxValue"] * 1.1 <= growth
+    assert TEMPLATE["Parameters"]["DatabaseStorageGb"]["MaxValue"] * 1.1 <= growth <= RDS_GB
 
 
 def test_both_engines_have_the_same_parameters() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from bench import aws, sizing
 from bench.reporting import Table
+from tests.packaging.artifacts import TEMPLATE
 from tests.support.invocation import ROOT
 
 SCALING = ROOT / "docs" / "scaling.md"
@@ -69,6 +70,12 @@ def test_so_many_instances_are_enough_and_one_less_is_not(busy: float) -> None:
     count = sizing.instances(busy, 1.0)
     assert missing(count) <= sizing.LEFT_OUT
     assert count == 1 or missing(count - 1) > sizing.LEFT_OUT
+
+
+def test_a_slice_of_the_reconciliation_fits_a_statement_at_whatever_rate_the_api_lets_through() -> None:
+    """One that did not would be ended by the server, and begun again by the next run, for ever."""
+    [limit] = [limit for limit in sizing.limits() if limit.part == "maintenance, reconciliation"]
+    assert limit.rate > 2 * TEMPLATE["Parameters"]["ApiRequestsPerSecond"]["MaxValue"]
 
 
 def test_a_tier_prices_what_falls_into_it() -> None:

@@ -36,8 +36,8 @@ PROBE_SLOTS = SLOW_SLOTS // 2
 PROBE_POLL_SECONDS = 1.0
 # When an attempt has ended, those that end so soon after it are waited for: they are written down together, and their
 # slots are filled together. Else most would have statements of their own, which cost the database more than the charge
-# did. What is under way alone is never waited for, and a slot is empty for that much longer, of the tens of milliseconds
-# that a delivery takes.
+# did. One that is under way alone ends when it ends; else a slot is empty for that much longer, of the tens of
+# milliseconds that a delivery takes.
 GATHER_SECONDS = 0.005
 # Deliveries to deleted endpoints that one statement gives up, in some ten milliseconds.
 ABANDONED_AT_ONCE = 1000
@@ -206,8 +206,8 @@ class _Dispatcher:
         return self._fill(slow=False) + self._fill(slow=True)
 
     def _fill(self, *, slow: bool) -> int:
-        """Claims at first one for each endpoint, and then for those that have more as many as are free for each of them,
-        as long as an endpoint's share allows."""
+        """Claims at first one for each endpoint, and then for each that has more its part of what is free, as long as
+        an endpoint's share allows."""
         found, share, larger = 0, 0, 1
         while larger > share:
             share = larger
@@ -220,7 +220,7 @@ class _Dispatcher:
         return found
 
     def wait(self, seconds: float | None) -> list[Attempt]:
-        """Waits for an attempt to end, and returns it with those that end soon after; none when the time is up before."""
+        """Waits for an attempt to end, and returns all that end soon after, too; none when the time is up before."""
         if not self.under_way:
             time.sleep(seconds or 0)
             return []
