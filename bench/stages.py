@@ -41,8 +41,8 @@ _AGED = b"""
     WITH keys AS (UPDATE idempotency_keys SET created_at = created_at - interval '1 year', expires_at = now()),
     events AS (UPDATE outbox SET published_at = published_at - interval '1 year'),
     processed AS (UPDATE processed_events SET processed_at = processed_at - interval '1 year'),
-    charged AS (UPDATE charges SET created_at = now() - interval '10 minutes')
-    UPDATE reconciliation SET checked_until = now() - interval '11 minutes'
+    charged AS (UPDATE charges SET created_at = now() - interval '75 seconds')
+    UPDATE reconciliation SET checked_until = now() - interval '85 seconds'
 """
 
 
