@@ -831,6 +831,8 @@ def test_no_run_reads_a_table_whole(
 ) -> None:
     """Batch after batch and slice after slice, whichever plan the server has settled on for its prepared statements."""
     monkeypatch.setattr(maintenance, "BATCH", 50)
+    # A gross of them in the day: enough for the server to settle on a plan.
+    monkeypatch.setattr(maintenance, "SLICE_SECONDS", 600)
     set_watermark(long_history, ago=DAY)
     tables = ["idempotency_keys", "outbox", "processed_events", "charges"]
     read = "SELECT relname, seq_tup_read, idx_scan FROM pg_stat_user_tables WHERE relname = ANY (%s)"
