@@ -10,13 +10,16 @@ import threading
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from charging import outbox
+
 # What tells the receivers of earlier runs from a developer's own.
 PATH = "/embedded-receiver"
-EVENT_TYPES = ["ChargeCreated"]
+# All of them, so that an operation of tomorrow is seen here as well.
+EVENT_TYPES = list(get_args(outbox.EventType))
 # A function starts cold in this time, which takes a second or two.
 START_SECONDS = 60.0
 # Far more than a webhook has. Whatever is longer was not sent by this stack.

@@ -120,6 +120,13 @@ def test_a_charge_arrives_as_a_webhook_in_the_terminal(stack: Stack) -> None:
         stack.query("SELECT pg_sleep(0.05)")  # the dispatcher marks it after the receiver has answered
 
 
+def test_a_refund_arrives_as_a_webhook_in_the_terminal(stack: Stack) -> None:
+    """The receiver of `make run` wants every type of event that there is, and not charges alone."""
+    refund = stack.refund(stack.charge(uuid4()).headers["Location"], uuid4(), 1200).headers["Location"]
+    said = read_until(stack.process, refund.rpartition("/")[2])
+    assert "signature verified" in said.splitlines()[-1]
+
+
 def test_a_repeated_charge_is_answered_as_the_first(stack: Stack) -> None:
     """The same status, body and place, marked as a replay, and one charge; 422 for another amount."""
     key = uuid4()
@@ -205,7 +212,7 @@ def test_an_operator_parks_finds_and_redrives_an_event(stack: Stack) -> None:
     assert f"{event_id}  ChargeCreated  parked" in listed
     assert "Parked by an operator: the ledger cannot read it" in listed
     shown = say(f"inspect {event_id}")
-    assert '"amountCents": 6100' in shown
+    assert '"amountCents":6100' in shown
     assert "park by ada: the ledger cannot read it" in shown
     dry = say("redrive --type ChargeCreated --since 1h")
     assert dry.startswith("Dry run, nothing was changed. Would be redriven: 1 parked event")

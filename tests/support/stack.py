@@ -36,11 +36,15 @@ class Answer:
 
 def charge(api_url: str, key: UUID, amount: int = 4900, principal: str | None = None) -> Answer:
     """Sends a charge; `principal` is the local caller's name."""
+    return _send(f"{api_url}/charges", key, amount, principal)
+
+
+def _send(url: str, key: UUID, amount: int, principal: str | None = None) -> Answer:
     headers = {"Content-Type": "application/json", "Idempotency-Key": str(key)}
     if principal is not None:
         headers["X-Local-Principal"] = principal
     body = json.dumps({"amountCents": amount}).encode()
-    request = urllib.request.Request(f"{api_url}/charges", body, headers)  # noqa: S310 - our own
+    request = urllib.request.Request(url, body, headers)  # noqa: S310 - our own
     try:
         with urllib.request.urlopen(request, timeout=STOP_SECONDS) as response:  # noqa: S310
             return Answer(response.status, dict(response.headers), response.read())
@@ -59,6 +63,10 @@ class Stack:
 
     def charge(self, key: UUID, amount: int = 4900, principal: str | None = None) -> Answer:
         return charge(self.variables["API_URL"], key, amount, principal)
+
+    def refund(self, location: str, key: UUID, amount: int) -> Answer:
+        """Refunds a part of the charge at that location."""
+        return _send(f"{self.variables['API_URL']}{location}/refunds", key, amount)
 
     def event(self, charge: str, seconds: float) -> dict[str, Any] | None:
         """The event of that charge, once it is in the queue for a person; None when it is not within the time."""
