@@ -18,7 +18,7 @@ def main() -> int:
     folder = environment.folder() / "sam-local"
     if not event.is_file():
         raise StackError(
-            f"There is no event {event}.",
+            f"There is no event {event}." if event != ROOT else "No event is named.",
             means="It is the file that the function gets.",
             remedy="name one, for example: make sam-invoke EVENT=events/relay-schedule.json.",
         )

@@ -131,8 +131,12 @@ def test_without_docker_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_an_invocation_says_what_it_lacks(tmp_path: Path) -> None:
-    """An event that is there, and a stack that is up."""
-    for event, lack in (("events/none.json", "There is no event"), ("events/migrate.json", "Nothing is served")):
+    """A name, an event that is there, and a stack that is up."""
+    for event, lack in (
+        ("", "No event is named"),
+        ("events/none.json", "There is no event"),
+        ("events/migrate.json", "Nothing is served"),
+    ):
         ended = command("sam_invoke", event, LOCAL_DIR=str(tmp_path))
         assert ended.returncode == 1
         assert lack in ended.stderr
