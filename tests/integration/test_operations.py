@@ -391,7 +391,9 @@ class TestRedrive:
         connection = connect()
         [event_id] = table.write(connection) if state == "waiting" else published(connection)
         before = table.row(connection, event_id).attempts
-        assert apply(database, "redrive", ids=texts(event_id))["summary"] == "Nothing matches, and nothing was changed."
+        answer = apply(database, "redrive", ids=texts(event_id))
+        assert answer["summary"] == "Nothing matches, and nothing was changed."
+        assert "Only parked events were looked at" in answer["next"]
         assert table.row(connection, event_id).attempts == before
         assert audit(connection) == []
 

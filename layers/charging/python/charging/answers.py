@@ -144,6 +144,8 @@ def _changed(
     if not found.events:
         summary = "Nothing matches, and nothing was changed."
         following = "list shows what there is."
+        if isinstance(instruction, Redrive) and instruction.state == "parked":
+            following = "Only parked events were looked at. For those that were published, give the state published."
     elif not instruction.apply:
         limited = f", of {_number(found.total)} that match" if found.total > len(found.events) else ""
         summary = f"Dry run, nothing was changed. Would be {participle}: {what}{limited}."
