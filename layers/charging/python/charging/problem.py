@@ -70,7 +70,7 @@ PROBLEMS: Mapping[type[Exception | KeyReused | InFlight], Problem] = {
         404,
         "not_found",
         "There is nothing here",
-        "Check the method and the path.",
+        "Check the method, the path, and that what its ids name is your own.",
         retry_same_key=False,
     ),
     InFlight: Problem(
