@@ -13,7 +13,7 @@ CREATE TABLE refunds (
     number       integer     NOT NULL, -- among its charge's refunds, in the order of their commits
     amount_cents bigint      NOT NULL,
     reference    text,
-    created_at   timestamptz NOT NULL DEFAULT now(),
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(), -- later than that of the one before, which it waited for
     CONSTRAINT refunds_pkey PRIMARY KEY (id),
     CONSTRAINT refunds_are_numbered_by_charge UNIQUE (charge_id, number),
     CONSTRAINT refunds_number_is_positive CHECK (number > 0),

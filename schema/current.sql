@@ -142,7 +142,7 @@ CREATE TABLE refunds (
     number integer NOT NULL,
     amount_cents bigint NOT NULL,
     reference text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT refunds_amount_is_positive CHECK ((amount_cents > 0)),
     CONSTRAINT refunds_number_is_positive CHECK ((number > 0)),
     CONSTRAINT refunds_reference_has_1_to_64_characters CHECK (((char_length(reference) >= 1) AND (char_length(reference) <= 64)))

@@ -52,6 +52,10 @@ def assert_adds_up(connection: Connection, charge_id: UUID) -> None:
         [charge_id],
     ).fetchone()
     assert rows == refunded
+    times = connection.execute(
+        "SELECT payload::jsonb ->> 'time' FROM outbox WHERE aggregate_id = %s ORDER BY sequence", [charge_id]
+    ).fetchall()
+    assert times == sorted(times)
     assert (
         connection.execute("SELECT count(*), max(sequence) FROM outbox WHERE aggregate_id = %s", [charge_id]).fetchone()
         == ((refunded or (0, 0))[1] + 1,) * 2

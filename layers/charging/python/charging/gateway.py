@@ -48,7 +48,7 @@ class Response:
 
 
 def request(event: Event, context: "LambdaContext") -> Request:
-    """Returns the request in an event; one for an unknown path where no request can be read. Never raises."""
+    """Returns the request in an event; one for an unknown path where no request can be read."""
     gateway = _mapping(event.get("requestContext"))
     method = _text(event.get("httpMethod")) or _text(_mapping(gateway.get("http")).get("method"))
     return Request(method, _path(event, gateway), _header_lines(event), event, context)

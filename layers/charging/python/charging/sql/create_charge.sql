@@ -7,7 +7,7 @@ effect AS (
     INSERT INTO charges (id, principal, amount_cents, currency, reference)
     SELECT %(charge_id)s, %(principal)s, %(amount_cents)s, %(currency)s, %(reference)s
     FROM won
-    RETURNING 1 AS sequence
+    RETURNING 1 AS sequence, created_at
 ),
 \ir parts/announce.sql
 \ir parts/answer.sql

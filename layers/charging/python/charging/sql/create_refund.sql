@@ -33,7 +33,7 @@ effect AS (
     INSERT INTO refunds (id, charge_id, number, amount_cents, reference)
     SELECT %(refund_id)s, %(charge_id)s, number, %(amount_cents)s, %(reference)s
     FROM refunded
-    RETURNING number + 1 AS sequence
+    RETURNING number + 1 AS sequence, created_at
 ),
 \ir parts/announce.sql
 \ir parts/answer.sql

@@ -1,5 +1,5 @@
--- Writes the event of what the step `effect` has done, with its place among the events of its aggregate, and a delivery
--- for each of the principal's endpoints that want such events, also for a disabled one: its deliveries are held.
+-- Writes the event of what the step `effect` has done, with its time, its place among the events of its aggregate, and a
+-- delivery for each of the principal's endpoints that want such events, also for a disabled one: its deliveries are held.
 --
 -- The endpoints are looked up by webhook_endpoints_of_principal and not locked: one that is deleted meanwhile leaves a
 -- delivery that the dispatcher gives up.
@@ -9,7 +9,7 @@ event AS MATERIALIZED (
         -- The object is opened at its end for the one member that the database's clock gives it. As text: to parse it and
         -- to write it again would take longer than the rows.
         left(%(event)s::text, -1)
-            || to_char(now() AT TIME ZONE 'UTC', ',"\"time\":\""YYYY-MM-DD"T"HH24:MI:SS.US"Z\"}"') AS payload
+            || to_char(created_at AT TIME ZONE 'UTC', ',"\"time\":\""YYYY-MM-DD"T"HH24:MI:SS.US"Z\"}"') AS payload
     FROM effect
 ),
 announced AS (
