@@ -325,6 +325,7 @@ def test_a_database_that_is_down_is_503_at_once(
     wire.refuse()
     end_backends(database)
     until_ended(database)
+    wire.until_told()
     begun = time.monotonic()
     assert_unavailable(instance.call(charge_event(KEY)), "temporarily_unavailable")
     assert time.monotonic() - begun < 1

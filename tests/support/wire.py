@@ -58,6 +58,7 @@ class Wire:
         self.judge: Judge = lambda _: Verdict.PASS
         self._sockets: list[socket.socket] = []
         self._carriers: list[threading.Thread] = []
+        self._from_servers: list[threading.Thread] = []
         self._acceptor = _started(self._accept)
 
     def __enter__(self) -> Self:
@@ -88,6 +89,11 @@ class Wire:
         for carrier in carriers:
             carrier.join()
 
+    def until_told(self) -> None:
+        """Returns once clients have been told of the end of their server processes, all of which have ended."""
+        for carrier in list(self._from_servers):
+            carrier.join()
+
     def kinds(self, sender: Sender) -> str:
         """The type bytes of all that was sent, in order."""
         return "".join(message.kind for message in self.messages if message.sender is sender)
@@ -104,7 +110,8 @@ class Wire:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.append(end)
             self._carriers.append(_started(self._carry, Sender.CLIENT, client, server))
-            self._carriers.append(_started(self._carry, Sender.SERVER, server, client))
+            self._from_servers.append(_started(self._carry, Sender.SERVER, server, client))
+            self._carriers.append(self._from_servers[-1])
 
     def _carry(self, sender: Sender, source: socket.socket, target: socket.socket) -> None:
         try:
