@@ -35,13 +35,13 @@ class Cost:
 # What one charge costs, by stage. A replay is in a charge's place; an endpoint adds this to a charge, and then costs a
 # webhook.
 STAGES: Mapping[str, Cost] = {
-    "charge": Cost(database_ms=0.27, function_ms=0.39, wal_bytes=1_840, commits=1.0),
-    "relay": Cost(database_ms=0.03, function_ms=0.20, wal_bytes=1_700, commits=0.04),
+    "charge": Cost(database_ms=0.22, function_ms=0.20, wal_bytes=1_840, commits=1.0),
+    "relay": Cost(database_ms=0.03, function_ms=0.16, wal_bytes=1_700, commits=0.04),
     "subscriber": Cost(database_ms=0.20, function_ms=0.29, wal_bytes=480, commits=1.0),
     "upkeep": Cost(database_ms=0.02, function_ms=0.01, wal_bytes=430, commits=0.01),
-    "replay": Cost(database_ms=0.10, function_ms=0.35, wal_bytes=0, commits=0.0),
+    "replay": Cost(database_ms=0.07, function_ms=0.18, wal_bytes=0, commits=0.0),
     "endpoint": Cost(database_ms=0.20, function_ms=0.10, wal_bytes=940, commits=0.0),
-    "webhook": Cost(database_ms=0.45, function_ms=2.10, wal_bytes=1_500, commits=0.45),
+    "webhook": Cost(database_ms=0.45, function_ms=1.90, wal_bytes=1_500, commits=0.45),
 }
 ALWAYS = ("charge", "relay", "subscriber", "upkeep")
 # Bytes of a row with its entries in indexes.
