@@ -1,4 +1,4 @@
-"""Fixtures that every kind of test uses: a fresh database, and connections to it."""
+"""Fixtures that several kinds of tests use: a fresh database, ways to it, and the function that charges."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,12 +9,15 @@ import pytest
 from hypothesis import settings
 
 from tests.support.database import Databases, databases
+from tests.support.invocation import CHARGES, Instance
+from tests.support.wire import Wire
 
 # A machine that is busy with something else is no finding; what a failure was is.
 settings.register_profile("charging", deadline=None, print_blob=True)
 settings.load_profile("charging")
 
-type Connect = Callable[[], psycopg.Connection[tuple[Any, ...]]]
+type Connection = psycopg.Connection[tuple[Any, ...]]
+type Connect = Callable[[], Connection]
 
 
 @pytest.hookimpl(trylast=True)
@@ -54,3 +57,24 @@ def connect(database_url: str) -> Iterator[Connect]:
     """Opens connections to this test's database, in autocommit, and closes them after the test."""
     with contextlib.ExitStack() as opened:
         yield lambda: opened.enter_context(psycopg.connect(database_url, autocommit=True))
+
+
+@pytest.fixture
+def database(connect: Connect) -> Connection:
+    """A connection to this test's database."""
+    return connect()
+
+
+@pytest.fixture
+def wire(database_url: str) -> Iterator[Wire]:
+    """The way to the database, which can be spoilt."""
+    with Wire(database_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def api(database_url: str) -> Iterator[Instance]:
+    """An instance of the function that charges."""
+    instance = Instance("charges", database_url, CHARGES)
+    yield instance
+    instance.close()

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
@@ -10,7 +10,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.conftest import Connect
 from tests.support.invocation import CHARGES, Answer, Event, Instance, charge_event, sample
 from tests.support.ledger import NOTHING, ONCE, Connection, Twin, counts, until_blocked
 
@@ -22,16 +21,9 @@ AT_ONCE_SECONDS = 0.1
 
 
 @pytest.fixture
-def charges(database_url: str) -> Iterator[Instance]:
-    """A warm instance of the function."""
-    instance = Instance("charges", database_url, CHARGES)
-    yield instance
-    instance.close()
-
-
-@pytest.fixture
-def database(connect: Connect) -> Connection:
-    return connect()
+def charges(api: Instance) -> Instance:
+    """The function, by the name of what it is asked for here."""
+    return api
 
 
 def assert_problem(answer: Answer, status: int, code: str) -> None:

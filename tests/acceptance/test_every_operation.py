@@ -1,7 +1,7 @@
 """What is true of every operation under a key, whatever it does. An operation joins by a line in OPERATIONS."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.conftest import Connect
-from tests.support.invocation import CHARGES, Answer, Event, Instance, call_together, charge_event
+from tests.support.invocation import Answer, Event, Instance, call_together, charge_event
 from tests.support.ledger import Connection, holding_up, until_blocked
 
 # The event and a command of each; an id in its path is that of a new charge of the caller's.
@@ -45,19 +44,6 @@ class Operation:
         ).fetchone()
         assert found is not None
         return found
-
-
-@pytest.fixture
-def api(database_url: str) -> Iterator[Instance]:
-    """A warm instance of the function."""
-    instance = Instance("charges", database_url, CHARGES)
-    yield instance
-    instance.close()
-
-
-@pytest.fixture
-def database(connect: Connect) -> Connection:
-    return connect()
 
 
 @pytest.fixture(params=OPERATIONS)

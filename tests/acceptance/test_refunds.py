@@ -1,32 +1,17 @@
 """POST /charges/{id}/refunds as its callers see it, and what the database then holds."""
 
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from tests.conftest import Connect
-from tests.support.invocation import CHARGES, Answer, Event, Instance, charge_event, refund_event, sample
+from tests.support.invocation import Answer, Event, Instance, charge_event, refund_event, sample
 from tests.support.ledger import Connection
 
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
 NOT_FOUND = (404, "not_found")
-
-
-@pytest.fixture
-def api(database_url: str) -> Iterator[Instance]:
-    """A warm instance of the function."""
-    instance = Instance("charges", database_url, CHARGES)
-    yield instance
-    instance.close()
-
-
-@pytest.fixture
-def database(connect: Connect) -> Connection:
-    return connect()
 
 
 @pytest.fixture

@@ -42,13 +42,6 @@ OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application
 
 
 @pytest.fixture
-def wire(database_url: str) -> Iterator[Wire]:
-    """The way to the database, which can be spoilt."""
-    with Wire(database_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def function(wire: Wire) -> Iterator[Instance]:
     """An instance that has not been called yet."""
     instance = Instance("charges", wire.url, CHARGES)
@@ -63,11 +56,6 @@ def warm(function: Instance, database: Connection, wire: Wire) -> Instance:
     database.execute("TRUNCATE charges, refunds, outbox, idempotency_keys")
     wire.messages.clear()
     return function
-
-
-@pytest.fixture
-def database(connect: Connect) -> Connection:
-    return connect()
 
 
 @pytest.fixture

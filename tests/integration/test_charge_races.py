@@ -5,7 +5,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from uuid import UUID, uuid4
 
 import psycopg
@@ -23,9 +22,9 @@ from tests.support.ledger import (
     charge,
     counts,
     race,
-    settings,
     stored_by_hand,
     until_blocked,
+    warm_callers,
 )
 from tests.support.wire import Message, Sender, Verdict, Wire
 
@@ -38,13 +37,7 @@ ROUNDS = int(os.environ.get("RACE_ROUNDS", "20"))
 @pytest.fixture
 def callers(database_url: str) -> Iterator[list[Database]]:
     """Callers with a connection each, open and warm."""
-    with ExitStack() as opened:
-        databases = []
-        for _ in range(CALLERS):
-            database = Database(settings(database_url))
-            opened.callback(database.close)
-            charge(database, KEY, principal="warm")
-            databases.append(database)
+    with warm_callers(database_url, CALLERS, KEY) as databases:
         yield databases
 
 

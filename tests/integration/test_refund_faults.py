@@ -23,24 +23,12 @@ KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
 
 
 @pytest.fixture
-def wire(database_url: str) -> Iterator[Wire]:
-    """The way to the database, which can be spoilt."""
-    with Wire(database_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def function(wire: Wire) -> Iterator[Instance]:
     """A warm instance."""
     instance = Instance("charges", wire.url, CHARGES)
     instance.call(charge_event())
     yield instance
     instance.close()
-
-
-@pytest.fixture
-def database(connect: Connect) -> Connection:
-    return connect()
 
 
 def test_a_lost_confirmation_is_no_replay(function: Instance, wire: Wire, database: Connection) -> None:

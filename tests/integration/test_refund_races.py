@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from uuid import UUID, uuid4
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from charging.database import Database
 from charging.idempotency import Created, InFlight, KeyReused, Outcome, Refused, Replayed
 from tests.conftest import Connect
-from tests.support.ledger import Connection, charge, charged, race, refund, settings, until_blocked
+from tests.support.ledger import Connection, charged, race, refund, until_blocked, warm_callers
 
 # Each round is one more race. The default takes seconds; a thousand is for a night.
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "20"))
@@ -25,13 +24,7 @@ CALLERS = 8
 @pytest.fixture
 def callers(database_url: str) -> Iterator[list[Database]]:
     """Callers with a connection each, open and warm."""
-    with ExitStack() as opened:
-        databases = []
-        for _ in range(CALLERS):
-            database = Database(settings(database_url))
-            opened.callback(database.close)
-            charge(database, uuid4(), principal="warm")
-            databases.append(database)
+    with warm_callers(database_url, CALLERS, uuid4()) as databases:
         yield databases
 
 

@@ -89,6 +89,19 @@ def call_of[C: Command](
     )
 
 
+@contextlib.contextmanager
+def warm_callers(database_url: str, number: int, key: UUID) -> Iterator[list[Database]]:
+    """Opens a connection for each of so many callers, and charges over it as a principal whom no test asks about."""
+    with contextlib.ExitStack() as opened:
+        databases = []
+        for _ in range(number):
+            database = Database(settings(database_url))
+            opened.callback(database.close)
+            charge(database, key, principal="warm")
+            databases.append(database)
+        yield databases
+
+
 def race(callers: Sequence[Database], call: Callable[[int, Database], Outcome]) -> list[Outcome]:
     """Lets all callers go at once and returns what each was told; an exception of any is an exception here."""
     together = threading.Barrier(len(callers))
