@@ -169,6 +169,7 @@ CREATE TABLE webhook_endpoints (
     failures_in_a_row integer DEFAULT 0 NOT NULL,
     opened_at timestamp with time zone,
     resumes_at timestamp with time zone,
+    number integer,
     CONSTRAINT webhook_endpoints_disabled_reason_is_known CHECK ((disabled_reason = ANY (ARRAY['owner'::text, 'gone'::text]))),
     CONSTRAINT webhook_endpoints_failures_in_a_row_is_not_negative CHECK ((failures_in_a_row >= 0)),
     CONSTRAINT webhook_endpoints_is_disabled_for_a_reason CHECK ((num_nulls(disabled_at, disabled_reason) = ANY (ARRAY[0, 2]))),
@@ -247,7 +248,7 @@ CREATE INDEX processed_events_by_age ON processed_events USING btree (processed_
 
 CREATE INDEX webhook_endpoints_deleted ON webhook_endpoints USING btree (deleted_at) WHERE (deleted_at IS NOT NULL);
 
-CREATE INDEX webhook_endpoints_of_principal ON webhook_endpoints USING btree (principal, id) WHERE (deleted_at IS NULL);
+CREATE UNIQUE INDEX webhook_endpoints_of_principal ON webhook_endpoints USING btree (principal, number) WHERE (deleted_at IS NULL);
 
 CREATE INDEX webhook_endpoints_open ON webhook_endpoints USING btree (resumes_at) WHERE (opened_at IS NOT NULL);
 

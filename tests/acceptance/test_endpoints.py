@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -14,13 +15,15 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql as composing
 
-from charging import deliveries, signing
+from charging import deliveries, endpoints, errors, signing
 from charging.deliveries import Attempt
 from charging.endpoints import DELIVERIES_ON_A_PAGE, ENDPOINTS
+from charging.idempotency import Created
 from tests.conftest import Connect
 from tests.support import deliveries as table
 from tests.support import deployment
 from tests.support.invocation import ENDPOINTS_VARIABLES, Answer, Instance, sample
+from tests.support.ledger import call_of, until_blocked
 from tests.support.shapes import SHAPES, Request, rest
 
 MASTER_KEY = "m" * 32
@@ -181,21 +184,33 @@ class TestCreate:
         assert set(statuses) <= {"created", "InFlight", "TooManyEndpoints", "TemporarilyUnavailable"}
         assert connection.execute("SELECT count(*) FROM webhook_endpoints").fetchone() == (ENDPOINTS,)
 
+    def test_one_that_is_committed_after_the_count_counts(self, database_url: str, connect: Connect) -> None:
+        """A creation that began before another one's commit, and so did not see it, takes no place beyond the last."""
+        other = connect()
+        write = (
+            "INSERT INTO webhook_endpoints (id, principal, number, url, event_types) "
+            "SELECT gen_random_uuid(), 'alice', number, 'https://receiver.test/', ARRAY['ChargeCreated'] "
+            "FROM generate_series(%s::int, %s) AS number"
+        )
+        other.execute(write, [1, ENDPOINTS - 1])
+        with ThreadPoolExecutor(1) as caller:
+            with other.transaction():
+                other.execute(write, [ENDPOINTS, ENDPOINTS])
+                creation = caller.submit(create_apart, database_url, in_step=False)
+                until_blocked(connect())
+            assert creation.result(timeout=20) == "TemporarilyUnavailable"
+        assert other.execute("SELECT count(*) FROM webhook_endpoints").fetchone() == (ENDPOINTS,)
+
 
 _together = threading.Barrier(8)
 
 
-def create_apart(database_url: str) -> str:
-    """Creates an endpoint over a connection of its own, in step with the others, and says what came of it."""
-    import time  # noqa: PLC0415
-
-    from charging import endpoints, errors  # noqa: PLC0415
-    from charging.idempotency import Created  # noqa: PLC0415
-    from tests.support.ledger import call_of  # noqa: PLC0415
-
+def create_apart(database_url: str, *, in_step: bool = True) -> str:
+    """Creates an endpoint over a connection of its own, in step with seven others, and says what came of it."""
     with deployment.database(database_url) as database:
         endpoints.find_all(database, "alice", deadline=time.monotonic() + 10)
-        _together.wait(20)
+        if in_step:
+            _together.wait(20)
         try:
             outcome = endpoints.create(
                 database,

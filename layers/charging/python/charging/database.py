@@ -30,9 +30,15 @@ UNACKNOWLEDGED_MILLISECONDS = 5_000
 # end of the connection may still stand.
 SILENCE_SECONDS = 10.0
 
-# What the server says when it has undone a statement for a reason that lies in the moment. Class 08 and the
-# 57P codes also end the connection; 25006 is a former primary that has become a standby.
-_CONTENDED = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable)
+# What the server says when it has undone a statement for a reason that lies in the moment. What violates a unique index
+# was committed after the statement's snapshot, since each looks before it inserts. Class 08 and the 57P codes also end
+# the connection; 25006 is a former primary that has become a standby.
+_CONTENDED = (
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.UniqueViolation,
+)
 # A statement that was prepared before a migration, or that a proxy has forgotten: a new connection prepares it anew.
 _STALE = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName)
 _UNAVAILABLE_CLASSES = ("08", "53", "57", "58")

@@ -92,7 +92,9 @@ class ConnectionLost(ChargingError):
 
 
 class Contended(ChargingError):
-    """Nothing was committed: a serialization failure, a deadlock, a lock timeout, or a prepared form out of date."""
+    """Nothing was committed: a serialization failure, a deadlock, a lock timeout, a row that was committed after the
+    statement's snapshot and has its place in a unique index, or a prepared form out of date.
+    """
 
 
 class DatabaseFault(ChargingError):

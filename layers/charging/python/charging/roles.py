@@ -62,7 +62,7 @@ ROLES: Mapping[LiteralString, Role] = {
             "idempotency_keys": _CLAIMS,
             "webhook_endpoints": [
                 "SELECT",
-                "INSERT (id, principal, url, event_types)",
+                "INSERT (id, principal, number, url, event_types)",
                 # Not the URL: whoever could change it would have another's events.
                 "UPDATE (secret_version, previous_signs_until, disabled_at, disabled_reason, deleted_at)",
                 "UPDATE (failures_in_a_row, opened_at, resumes_at)",
