@@ -4,6 +4,7 @@ import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -46,9 +47,16 @@ _READ_ONLY = "25006"
 
 
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that waits for the server until its deadline and not longer."""
+    """A connection that waits for the server until its deadline and not longer.
+
+    Its own cursor remembers how the parameters of its last statement are sent, and functions mostly run one statement.
+    """
 
     deadline: float | None = None
+
+    @cached_property
+    def own_cursor(self) -> psycopg.Cursor[Any]:
+        return self.cursor()
 
     def wait[T](self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         if self.deadline is not None:
@@ -110,7 +118,8 @@ class Database:
         connection = self._ready(deadline)
         connection.deadline = _end(deadline)
         try:
-            return connection.cursor(row_factory=row).execute(statement, parameters).fetchall()
+            connection.own_cursor.row_factory = row
+            return connection.own_cursor.execute(statement, parameters).fetchall()
         except psycopg.Error as failed:
             raise self._translated(connection, failed) from None
 
