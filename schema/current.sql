@@ -67,6 +67,13 @@ CREATE TABLE idempotency_keys (
     CONSTRAINT idempotency_keys_stores_allowed_headers_only CHECK ((((response_headers - 'Content-Type'::text) - 'Location'::text) = '{}'::jsonb))
 );
 
+CREATE TABLE missing_events (
+    aggregate_id uuid NOT NULL,
+    sequence integer NOT NULL,
+    event_type text NOT NULL,
+    found_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
 CREATE TABLE operator_actions (
     id uuid NOT NULL,
     taken_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -195,6 +202,9 @@ ALTER TABLE ONLY delivery_attempts
 ALTER TABLE ONLY idempotency_keys
     ADD CONSTRAINT idempotency_keys_pkey PRIMARY KEY (principal, endpoint, key);
 
+ALTER TABLE ONLY missing_events
+    ADD CONSTRAINT missing_events_pkey PRIMARY KEY (aggregate_id, sequence);
+
 ALTER TABLE ONLY operator_actions
     ADD CONSTRAINT operator_actions_pkey PRIMARY KEY (id);
 
@@ -245,6 +255,8 @@ CREATE INDEX outbox_failed ON outbox USING btree (failed_at) WHERE (failed_at IS
 CREATE INDEX outbox_published ON outbox USING btree (published_at) WHERE (published_at IS NOT NULL);
 
 CREATE INDEX processed_events_by_age ON processed_events USING btree (processed_at);
+
+CREATE INDEX refunds_by_age ON refunds USING brin (created_at) WITH (autosummarize='on');
 
 CREATE INDEX webhook_endpoints_deleted ON webhook_endpoints USING btree (deleted_at) WHERE (deleted_at IS NOT NULL);
 

@@ -41,9 +41,14 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     except Exception:
         logger.exception("maintenance_run_failed")
         raise
-    for charge in run.charges_without_outbox[:NAMED]:
-        found = charge.found_at.isoformat()
-        logger.error("charge_without_outbox", charge_id=str(charge.charge_id), found_at=found)
+    for missing in run.missing_events[:NAMED]:
+        logger.error(
+            "event_missing",
+            event_type=missing.event_type,
+            aggregate_id=str(missing.aggregate_id),
+            sequence=missing.sequence,
+            found_at=missing.found_at.isoformat(),
+        )
     for started in run.started_keys[:NAMED]:
         created = started.created_at.isoformat()
         logger.error("started_key", endpoint=started.endpoint, idempotency_key=str(started.key), created_at=created)
@@ -51,7 +56,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
         "Count",
         {
             "MaintenanceRuns": int(run.is_finished),
-            "ChargesWithoutOutbox": len(run.charges_without_outbox),
+            "ChargesWithoutOutbox": len(run.missing_events),
             "StartedKeys": len(run.started_keys),
             "KeysPurged": run.counts["keys"],
             "EventsPurged": run.counts["events"],
@@ -61,7 +66,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     )
     summary: dict[str, Any] = {
         "counts": dict(run.counts),
-        "charges_without_outbox": len(run.charges_without_outbox),
+        "missing_events": len(run.missing_events),
         "started_keys": len(run.started_keys),
         "is_finished": run.is_finished,
     }

@@ -19,7 +19,7 @@ from tests.support import deployment, history
 from tests.support.deployment import Invoke
 from tests.support.history import DAY, HOUR, Connection
 from tests.support.invocation import ROOT, database_variables, sample
-from tests.support.ledger import charge, holding_up, until, until_blocked
+from tests.support.ledger import charged, holding_up, refund, until, until_blocked
 
 OPERATIONS = ROOT / "docs" / "operations.md"
 RETENTION = {"OUTBOX_RETENTION_DAYS": "14", "PROCESSED_EVENTS_RETENTION_DAYS": "60"}
@@ -68,7 +68,7 @@ def test_a_run_keeps_the_tables_to_their_retention(
     history.notes(connection, 1, processed=60 * DAY - HOUR)
     summary = {
         "counts": {"keys": 3, "events": 4, "processed_events": 5},
-        "charges_without_outbox": 0,
+        "missing_events": 0,
         "started_keys": 0,
         "is_finished": True,
     }
@@ -113,43 +113,54 @@ def test_the_retentions_are_those_of_the_deployment(
         assert maintain(sample("maintenance-schedule"))["counts"] == {"events": 1, "processed_events": 1}
 
 
-def test_each_charge_without_an_event_is_named_until_it_has_one(
+def test_each_missing_event_is_named_until_it_is_there(
     maintain: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its id and nothing else, run after run."""
+    """A charge's own and a refund's, by its place and nothing else, run after run."""
     connection = connect()
-    charges = history.charges(connection, 2, made=HOUR)
+    one, other = sorted(history.charges(connection, 2, made=HOUR))
+    history.announce(connection, other)
+    place = history.refund(connection, other, made=HOUR)
     reopen(connection)
     for _ in range(2):
-        assert maintain(sample("maintenance-schedule"))["charges_without_outbox"] == 2
+        assert maintain(sample("maintenance-schedule"))["missing_events"] == 2
         output = capsys.readouterr().out
         assert figures(output)["ChargesWithoutOutbox"] == 2
-        named = [line for line in deployment.logs(output) if line["message"] == "charge_without_outbox"]
-        assert [(line["level"], line["charge_id"]) for line in named] == [
-            ("ERROR", str(charge_id)) for charge_id in sorted(charges)
+        named = [line for line in deployment.logs(output) if line["message"] == "event_missing"]
+        members = ("level", "event_type", "aggregate_id", "sequence")
+        assert [tuple(line[member] for member in members) for line in named] == [
+            ("ERROR", "ChargeCreated", str(one), 1),
+            ("ERROR", "ChargeRefunded", str(other), 2),
         ]
         assert "alice" not in output
-    history.announce(connection, charges[0])
-    history.announce(connection, charges[1], published=HOUR)
-    assert maintain(sample("maintenance-schedule"))["charges_without_outbox"] == 0
+    history.announce(connection, one)
+    history.announce(connection, other, place=place, published=HOUR)
+    assert maintain(sample("maintenance-schedule"))["missing_events"] == 0
 
 
-def test_the_runbook_writes_the_event_that_is_missing(maintain: Invoke, connect: Connect, database_url: str) -> None:
-    """docs/operations.md: it says what the charge's own event said, under a new id, and ends the finding."""
+@pytest.mark.parametrize("place", [1, 2])
+def test_the_runbook_writes_the_event_that_is_missing(
+    place: int, maintain: Invoke, connect: Connect, database_url: str
+) -> None:
+    """docs/operations.md: it says what the event of the charge or refund said, under a new id, and ends the finding."""
     connection = connect()
     with deployment.database(database_url) as database:
-        charge(database, UUID(int=1), amount_cents=1250)
-    event = "DELETE FROM outbox RETURNING payload::jsonb - 'id', aggregate_id"
-    lost, charge_id = connection.execute(event).fetchone() or (None, None)
-    connection.execute("UPDATE charges SET created_at = created_at - interval '1 hour'")
+        charge_id = charged(database, amount_cents=1250)
+        refund(database, UUID(int=2), charge_id, 250)
+    event = "DELETE FROM outbox WHERE sequence = %s RETURNING payload::jsonb - 'id', aggregate_id, event_type"
+    lost = connection.execute(event, [place]).fetchall()
+    for table in ("charges", "refunds"):
+        connection.execute(f"UPDATE {table} SET created_at = created_at - interval '1 hour'")
     reopen(connection)
-    assert maintain(sample("maintenance-schedule"))["charges_without_outbox"] == 1
-    connection.execute("UPDATE charges SET created_at = created_at + interval '1 hour'")
+    assert maintain(sample("maintenance-schedule"))["missing_events"] == 1
+    for table in ("charges", "refunds"):
+        connection.execute(f"UPDATE {table} SET created_at = created_at + interval '1 hour'")
 
     [mending] = re.findall(r"```sql\n(INSERT INTO outbox.*?)```", OPERATIONS.read_text(), re.DOTALL)
-    connection.execute(re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", str(charge_id), mending))
-    assert maintain(sample("maintenance-schedule"))["charges_without_outbox"] == 0
-    assert connection.execute(event).fetchone() == (lost, charge_id)
+    mending = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", str(charge_id), mending)
+    connection.execute(mending.replace("AND sequence = 1;", f"AND sequence = {place};"))
+    assert maintain(sample("maintenance-schedule"))["missing_events"] == 0
+    assert connection.execute(event, [place]).fetchall() == lost
 
 
 def test_each_started_key_is_named_and_left_alone(

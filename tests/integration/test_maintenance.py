@@ -1,4 +1,4 @@
-"""Maintenance: what is removed and what is kept, beside everybody else at work; and which charges lack their event."""
+"""Maintenance: what is removed and what is kept, beside everybody else at work; and which events are missing."""
 
 import itertools
 import math
@@ -26,7 +26,17 @@ from tests.support import deployment, history
 from tests.support.database import Databases
 from tests.support.history import DAY, HOUR, MINUTE, SECOND, Connection
 from tests.support.invocation import CHARGES, Instance, charge_event
-from tests.support.ledger import Twin, charge, counts, holding_up, stored_by_hand, until, until_blocked
+from tests.support.ledger import (
+    Twin,
+    charge,
+    charged,
+    counts,
+    holding_up,
+    refund,
+    stored_by_hand,
+    until,
+    until_blocked,
+)
 from tests.support.wire import Message, Sender, Verdict, Wire
 
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
@@ -264,7 +274,7 @@ def test_a_row_that_somebody_holds_is_skipped_and_not_waited_for(database: Datab
     notes = history.notes(connection, 3, processed=PROCESSED_DAYS * DAY)
     with holder.transaction():
         for table, column, ids in [
-            ("charges_without_outbox", "charge_id", charges),
+            ("missing_events", "aggregate_id", charges),
             ("idempotency_keys", "key", keys),
             ("outbox", "id", events),
             ("processed_events", "event_id", notes),
@@ -472,7 +482,7 @@ def test_a_key_is_new_after_24_hours_whether_or_not_it_was_removed(
 def test_two_runs_at_once_share_the_work(
     database: Database, database_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each row is removed once and each charge is checked once, whatever one does beside the other."""
+    """Each row is removed once and each event is looked for once, whatever one does beside the other."""
     monkeypatch.setattr(maintenance, "SLICE_SECONDS", 60)
     connection = connect()
     for minutes in range(2, 122):
@@ -494,7 +504,7 @@ def test_two_runs_at_once_share_the_work(
     assert two.is_finished
     last = run(database)  # what one left to the other, which then had it no more
     total = one.counts + two.counts + last.counts
-    assert total == {"keys": 1000, "events": 1000, "processed_events": 1000, "charges": len(charges)}
+    assert total == {"keys": 1000, "events": 1000, "processed_events": 1000, "checked": len(charges)}
     assert set(missing(last)) == charges
 
 
@@ -536,16 +546,16 @@ def test_a_reconciliation_that_is_cut_has_moved_nothing(database: Database, conn
     set_watermark(connection, ago=HOUR + SECOND)
     before = checked_until(connection)
     with ThreadPoolExecutor(1) as thread:
-        with holding_up(holder, at_commit=False, event="INSERT ON charges_without_outbox"):
+        with holding_up(holder, at_commit=False, event="INSERT ON missing_events"):
             cut = thread.submit(run, database)
             end_the_run(connection)
         assert isinstance(cut.result().error, errors.ConnectionLost)
     assert checked_until(connection) == before
-    assert kept(connection, "charges_without_outbox", "charge_id") == set()
+    assert kept(connection, "missing_events", "aggregate_id") == set()
     assert set(missing(run(database))) == set(charges)
 
 
-# ---- charges without an event ----------------------------------------------------------------------------------------
+# ---- events that are missing -----------------------------------------------------------------------------------------
 
 
 def checked_until(connection: Connection) -> datetime:
@@ -563,40 +573,67 @@ def set_watermark(connection: Connection, *, ago: timedelta | None) -> None:
 
 
 def let_pass(connection: Connection, time: timedelta) -> None:
-    """Lets time pass for charges, and for what was checked of them."""
+    """Lets time pass for charges and refunds, and for what was checked of them."""
     with connection.transaction():
         connection.execute("UPDATE charges SET created_at = created_at - %s", [time])
+        connection.execute("UPDATE refunds SET created_at = created_at - %s", [time])
         connection.execute("UPDATE reconciliation SET checked_until = checked_until - %s", [time])
 
 
 def missing(found: Run) -> list[UUID]:
-    """The charges that a run knows to have no event."""
-    return [charge.charge_id for charge in found.charges_without_outbox]
+    """The charges of which a run knows that an event is missing."""
+    return [event.aggregate_id for event in found.missing_events]
 
 
-def test_a_charge_has_its_event(database: Database, connect: Connect) -> None:
-    """A charge as the service makes it is checked and not reported, while its event waits and when it is published."""
+def places(found: Run) -> set[tuple[UUID, int]]:
+    """The events that a run knows to be missing, by the charge and the place among its events."""
+    return {(event.aggregate_id, event.sequence) for event in found.missing_events}
+
+
+def test_a_charge_and_its_refunds_have_their_events(database: Database, connect: Connect) -> None:
+    """As the service makes them they are checked and not reported, while events wait and when they are published."""
     connection = connect()
     run(database)
-    charge(database, KEY)
+    charge_id = charged(database)
+    for _ in range(2):
+        refund(database, uuid4(), charge_id, 100)
     let_pass(connection, HOUR)
-    assert run(database).counts == {"charges": 1}
+    assert run(database).counts == {"checked": 3}
     connection.execute("UPDATE outbox SET published_at = now()")
     set_watermark(connection, ago=2 * HOUR)
     again = run(database)
-    assert (again.counts, missing(again)) == ({"charges": 1}, [])
+    assert (again.counts, missing(again)) == ({"checked": 3}, [])
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_an_event_that_is_gone_is_found_by_its_place(place: int, database: Database, connect: Connect) -> None:
+    """A charge's own or that of one of its refunds, and no other; it stays found until it is there again."""
+    connection = connect()
+    run(database)
+    charge_id = charged(database)
+    for _ in range(2):
+        refund(database, uuid4(), charge_id, 100)
+    [event_type] = connection.execute("DELETE FROM outbox WHERE sequence = %s RETURNING event_type", [place]).fetchall()
+    let_pass(connection, HOUR)
+    for found in (run(database), run(database)):
+        assert [(event.aggregate_id, event.sequence, event.event_type) for event in found.missing_events] == [
+            (charge_id, place, *event_type)
+        ]
+    history.announce(connection, charge_id, place=place)
+    mended = run(database)
+    assert (mended.counts, missing(mended)) == ({"reports": 1}, [])
 
 
 def test_a_charge_without_its_event_is_found(database: Database, connect: Connect) -> None:
-    """None at all, or another of the same charge; and it stays found, run after run."""
+    """None at all, or another in its place; and it stays found, run after run."""
     connection = connect()
     charges = history.charges(connection, 2, made=HOUR)
     history.announce(connection, charges[0])
     connection.execute("UPDATE outbox SET event_type = 'ChargeRefunded'")
     first, second = run(database), run(database)
     assert set(missing(first)) == set(charges)
-    assert second.charges_without_outbox == first.charges_without_outbox
-    assert (first.counts["charges"], second.counts["charges"]) == (2, 0)
+    assert second.missing_events == first.missing_events
+    assert (first.counts["checked"], second.counts["checked"]) == (2, 0)
 
 
 def test_a_charge_that_is_committed_late_is_checked(database: Database, connect: Connect) -> None:
@@ -628,33 +665,40 @@ MADE = st.one_of(
 @EXAMPLES
 @pytest.mark.usefixtures("long_slices")
 @given(
-    charges=st.lists(st.tuples(MADE, st.sampled_from(["never", "waiting", "at once", "late"])), max_size=12),
+    done=st.lists(
+        st.tuples(st.booleans(), MADE, st.sampled_from(["never", "waiting", "at once", "late"])), max_size=12
+    ),
     watermarks=st.lists(st.none() | MADE, min_size=1, max_size=3),
 )
-def test_exactly_the_charges_that_never_had_an_event_are_found(
-    charges: list[tuple[timedelta, str]], watermarks: list[timedelta | None], database: Database
+def test_exactly_the_events_that_never_were_are_found(
+    done: list[tuple[bool, timedelta, str]], watermarks: list[timedelta | None], database: Database
 ) -> None:
     """From the watermark, or where that is missing or older, from what the purge leaves alone; up to what is settled.
 
-    A charge whose event was published and has been removed is not among them, wherever the check begins again.
+    Of charges and of refunds. An event that was published and has been removed is not among them, wherever the check
+    begins again.
     """
     with database.transaction() as connection:  # in which it is the same moment all the time
-        without: dict[UUID, timedelta] = {}
-        for made, announced in charges:
-            [charge_id] = history.charges(connection, 1, made=made)
+        without: dict[tuple[UUID, int], timedelta] = {}
+        [refunded] = history.charges(connection, 1, made=timedelta())
+        for is_charge, made, announced in done:
+            if is_charge:
+                [charge_id], place = history.charges(connection, 1, made=made), 1
+            else:
+                charge_id, place = refunded, history.refund(connection, refunded, made=made)
             if announced == "never":
-                without[charge_id] = made
+                without[charge_id, place] = made
             else:
                 published = {"waiting": None, "at once": made, "late": made / 2}[announced]
-                history.announce(connection, charge_id, published=published)
-        found: set[UUID] = set()
+                history.announce(connection, charge_id, place=place, published=published)
+        found: set[tuple[UUID, int]] = set()
         for watermark in watermarks:
             set_watermark(connection, ago=watermark)
             since = OUTBOX_DAYS * DAY - SETTLED
             if watermark is not None:
                 since = min(since, watermark)
-            found |= {charge_id for charge_id, made in without.items() if SETTLED < made <= since}
-            assert set(missing(run(database))) == found
+            found |= {place for place, made in without.items() if SETTLED < made <= since}
+            assert places(run(database)) == found
         raise psycopg.Rollback
 
 
@@ -673,7 +717,7 @@ def test_an_event_that_is_removed_during_the_check_is_not_missed(database: Datab
         connection.execute("UPDATE outbox SET published_at = %s", [bound])
         removed = connection.execute(sql.PURGE_EVENTS, {"retention_days": OUTBOX_DAYS, "limit": 1}).fetchone()
         assert removed == (1,)
-        reconciliation.execute(sql.RECONCILE_CHARGES, BOUNDS)
+        reconciliation.execute(sql.RECONCILE_EVENTS, BOUNDS)
     assert missing(run(database)) == []
 
 
@@ -685,7 +729,7 @@ def test_each_charge_is_in_one_slice(database: Database) -> None:
             # A millisecond after the moment, at it, and a millisecond before it.
             history.charges(connection, 3, made=HOUR - number * SLICE_SECONDS * SECOND - timedelta(milliseconds=1))
         # All but the one before the first of them.
-        assert run(database).counts == {"charges": 3 * 6 - 1}
+        assert run(database).counts == {"checked": 3 * 6 - 1}
         raise psycopg.Rollback
 
 
@@ -707,7 +751,7 @@ def test_a_charge_that_an_operator_takes_off_the_list_stays_off(database: Databa
     connection = connect()
     history.charges(connection, 1, made=HOUR)
     run(database)
-    connection.execute("DELETE FROM charges_without_outbox")
+    connection.execute("DELETE FROM missing_events")
     assert missing(run(database)) == []
 
 
@@ -747,7 +791,7 @@ def test_no_more_findings_are_read_than_can_be_told(
     history.charges(connection, 5, made=HOUR)
     started = history.keys(connection, 5, over_for=HOUR, status="STARTED")
     told = run(database)
-    assert len(told.charges_without_outbox) == 3
+    assert len(told.missing_events) == 3
     assert [key.key for key in told.started_keys] == started[:1:-1]
 
 
@@ -787,7 +831,11 @@ def grow_old(connection: Connection) -> None:
         " FROM generate_series(1, %(count)s) AS n",
         {"count": HISTORY},
     )
-    for table in ("idempotency_keys", "outbox", "processed_events", "charges"):
+    connection.execute(
+        "INSERT INTO refunds (id, charge_id, number, amount_cents, created_at)"
+        " SELECT gen_random_uuid(), id, 1, 100, created_at FROM charges ORDER BY created_at"
+    )
+    for table in ("idempotency_keys", "outbox", "processed_events", "charges", "refunds"):
         connection.execute(composing.SQL("VACUUM ANALYZE {}").format(composing.Identifier(table)))
 
 
@@ -798,10 +846,10 @@ def grow_old(connection: Connection) -> None:
         (sql.PURGE_KEYS, {"idempotency_keys_expiring"}),
         (sql.PURGE_EVENTS, {"outbox_published"}),
         (sql.PURGE_PROCESSED_EVENTS, {"processed_events_by_age"}),
-        (sql.RECONCILE_CHARGES, {"charges_by_age", "outbox_places_are_taken_once"}),
+        (sql.RECONCILE_EVENTS, {"charges_by_age", "refunds_by_age", "outbox_places_are_taken_once"}),
         (sql.FIND_STARTED_KEYS, {"idempotency_keys_started"}),
     ],
-    ids=["keys", "events", "processed events", "charges", "started keys"],
+    ids=["keys", "events", "processed events", "missing events", "started keys"],
 )
 def test_it_uses_the_indexes_however_long_the_history(
     statement: bytes, indexes: set[str], long_history: Connection
@@ -810,7 +858,7 @@ def test_it_uses_the_indexes_however_long_the_history(
     nodes = plan(long_history, statement, BOUNDS)
     assert {node["Index Name"] for node in nodes if "Index Name" in node} == indexes
     read = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
-    assert read <= {"reconciliation", "charges_without_outbox"}
+    assert read <= {"reconciliation", "missing_events"}
 
 
 def test_the_outbox_is_asked_by_its_index_where_reading_it_looks_cheaper(connect: Connect) -> None:
@@ -820,7 +868,7 @@ def test_the_outbox_is_asked_by_its_index_where_reading_it_looks_cheaper(connect
     history.events(connection, HISTORY // 20, published=HOUR)
     connection.execute("VACUUM ANALYZE charges")
     connection.execute("VACUUM ANALYZE outbox")
-    nodes = plan(connection, sql.RECONCILE_CHARGES, BOUNDS)
+    nodes = plan(connection, sql.RECONCILE_EVENTS, BOUNDS)
     [found] = [node for node in nodes if node.get("Relation Name") == "outbox"]
     assert found["Index Name"] == "outbox_places_are_taken_once"
 
@@ -834,7 +882,7 @@ def test_no_run_reads_a_table_whole(
     # A gross of them in the day: enough for the server to settle on a plan.
     monkeypatch.setattr(maintenance, "SLICE_SECONDS", 600)
     set_watermark(long_history, ago=DAY)
-    tables = ["idempotency_keys", "outbox", "processed_events", "charges"]
+    tables = ["idempotency_keys", "outbox", "processed_events", "charges", "refunds"]
     read = "SELECT relname, seq_tup_read, idx_scan FROM pg_stat_user_tables WHERE relname = ANY (%s)"
 
     def counted() -> dict[str, tuple[int, int]]:
@@ -845,7 +893,7 @@ def test_no_run_reads_a_table_whole(
     before = counted()
     with deployment.database(long_history_url) as database:
         done = run(database)
-    assert done.counts["charges"] > HISTORY - 200
+    assert done.counts["checked"] > 2 * (HISTORY - 200)
     assert done.counts["keys"] == done.counts["events"] == done.counts["processed_events"] == 1000
     until(lambda: all(counted()[table][1] > before[table][1] for table in tables))
     # One charge is looked at, for whether there are any.

@@ -288,3 +288,16 @@ def test_the_command_fails_with_the_reason_alone(empty_database_url: str, folder
         assert ended.returncode == 1
         assert ended.stderr.startswith("migrations: ")
         assert "Traceback" not in ended.stderr
+
+
+def test_what_was_found_before_stays_found(connect_empty: Connect, folder: Callable[..., Path]) -> None:
+    """A charge that the release before had found without an event is on the list that took its list's place."""
+    connection = connect_empty()
+    before = {f"m{name.removesuffix('.sql')}": (SCHEMA / name).read_text() for name in NAMES if name < "0009"}
+    migrate(connection, folder(**before))
+    found = connection.execute(
+        "INSERT INTO charges_without_outbox (charge_id) VALUES (gen_random_uuid()) RETURNING charge_id, found_at"
+    ).fetchall()
+    migrate(connection, SCHEMA)
+    listed = "SELECT aggregate_id, found_at, event_type, sequence FROM missing_events"
+    assert connection.execute(listed).fetchall() == [(*row, "ChargeCreated", 1) for row in found]

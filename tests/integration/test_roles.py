@@ -66,9 +66,9 @@ RUNS: Mapping[str, frozenset[str]] = {
             "PURGE_DELIVERIES",
             "PURGE_ENDPOINTS",
             "START_RECONCILIATION",
-            "RECONCILE_CHARGES",
-            "FORGET_ANNOUNCED_CHARGES",
-            "FIND_CHARGES_WITHOUT_OUTBOX",
+            "RECONCILE_EVENTS",
+            "FORGET_MISSING_EVENTS",
+            "FIND_MISSING_EVENTS",
             "FIND_STARTED_KEYS",
         }
     ),

@@ -18,7 +18,7 @@ from charging.charges import Charge
 from charging.deliveries import ClaimedDelivery, Judgement
 from charging.endpoints import Delivery, Endpoint
 from charging.idempotency import ClaimRow, StoredResponse
-from charging.maintenance import ChargeWithoutOutbox, Slice, StartedKey
+from charging.maintenance import MissingEvent, Slice, StartedKey
 from charging.outbox import ClaimedEvent, Measurement
 from charging.refunds import Refund
 from tests.conftest import Connect
@@ -165,9 +165,9 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {
     "PURGE_DELIVERIES": {"limit": 1000, "retention_days": 14},
     "PURGE_ENDPOINTS": {"limit": 1000, "retention_days": 14},
     "START_RECONCILIATION": BOUNDS,
-    "RECONCILE_CHARGES": BOUNDS,
-    "FORGET_ANNOUNCED_CHARGES": {"limit": 1000},
-    "FIND_CHARGES_WITHOUT_OUTBOX": {"limit": 1000},
+    "RECONCILE_EVENTS": BOUNDS,
+    "FORGET_MISSING_EVENTS": {"limit": 1000},
+    "FIND_MISSING_EVENTS": {"limit": 1000},
     "FIND_STARTED_KEYS": {"limit": 1000},
 }
 
@@ -186,8 +186,8 @@ ROW_TYPES: Mapping[str, type[Any]] = {
     "INSPECT_EVENTS": operations.Details,
     "REDRIVE_EVENTS": operations.Redriven,
     "PARK_EVENTS": operations.Parked,
-    "RECONCILE_CHARGES": Slice,
-    "FIND_CHARGES_WITHOUT_OUTBOX": ChargeWithoutOutbox,
+    "RECONCILE_EVENTS": Slice,
+    "FIND_MISSING_EVENTS": MissingEvent,
     "FIND_STARTED_KEYS": StartedKey,
     "CLAIM_DELIVERIES": ClaimedDelivery,
     "CLAIM_PROBES": ClaimedDelivery,

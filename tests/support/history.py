@@ -1,4 +1,5 @@
-"""Rows that have grown old: keys, events, what a consumer noted of events, and charges with their event or without."""
+"""Rows that have grown old: keys, events, what a consumer noted of events, and charges and refunds with their events or
+without."""
 
 from datetime import timedelta
 from typing import Any
@@ -86,16 +87,45 @@ def charges(connection: Connection, count: int, *, made: timedelta) -> list[UUID
     )
 
 
-def announce(connection: Connection, charge_id: UUID, *, published: timedelta | None = None) -> UUID:
-    """Writes a charge's event: one that waits, or one that was published so long ago."""
+def refund(connection: Connection, charge_id: UUID, *, made: timedelta) -> int:
+    """Refunds a part of a charge without an event, and returns the place among the charge's events that this has."""
+    [place] = connection.execute(
+        """
+        WITH refunded AS (
+            UPDATE charges
+            SET refunds = refunds + 1, refunded_cents = refunded_cents + 1
+            WHERE id = %(charge_id)s
+            RETURNING refunds AS number
+        )
+        INSERT INTO refunds (id, charge_id, number, amount_cents, created_at)
+        SELECT gen_random_uuid(), %(charge_id)s, number, 1, now() - make_interval(secs => %(made)s)
+        FROM refunded
+        RETURNING number + 1
+        """,
+        {"charge_id": charge_id, "made": made.total_seconds()},
+    ).fetchall()
+    number: int = place[0]
+    return number
+
+
+def announce(connection: Connection, charge_id: UUID, *, place: int = 1, published: timedelta | None = None) -> UUID:
+    """Writes an event of a charge, by its place: one that waits, or one that was published so long ago."""
     [event_id] = _ids(
         connection,
         """
-        INSERT INTO outbox (id, event_type, aggregate_id, payload, published_at)
-        VALUES (%(id)s, 'ChargeCreated', %(charge_id)s, '{}', now() - make_interval(secs => %(published)s))
+        INSERT INTO outbox (id, event_type, aggregate_id, sequence, payload, published_at)
+        VALUES (
+            %(id)s, %(event_type)s, %(charge_id)s, %(place)s, '{}', now() - make_interval(secs => %(published)s)
+        )
         RETURNING id
         """,
-        {"id": uuid4(), "charge_id": charge_id, "published": None if published is None else published.total_seconds()},
+        {
+            "id": uuid4(),
+            "event_type": "ChargeCreated" if place == 1 else "ChargeRefunded",
+            "charge_id": charge_id,
+            "place": place,
+            "published": None if published is None else published.total_seconds(),
+        },
     )
     return event_id
 

@@ -1,4 +1,4 @@
-"""Maintenance: removes what is past its retention, finds charges without an event, and counts keys that are stuck."""
+"""Maintenance: removes what is past its retention, finds events that are missing, and counts keys that are stuck."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ from charging.database import SILENCE_SECONDS, Database
 # A statement that removes so many rows takes some ten milliseconds, of the five seconds that the server allows it.
 # Nobody who takes over a key that is being removed waits for longer. A larger batch removes hardly more rows a second.
 BATCH = 1000
-# After this long a charge is committed or never will be: `created_at` is when its transaction began, and the server
-# ends each transaction after 8 s.
+# After this long a charge or a refund is committed or never will be: at `created_at` its transaction had begun, and the
+# server ends each transaction after 8 s.
 SETTLED_SECONDS = 60
 # A slice is one statement, which the server ends after five seconds; the next run would begin with the same one. The
 # first to read rows that were just written, it takes a second for some 160,000 charges: ten minutes at 2,000 charges a
@@ -30,10 +30,12 @@ RESERVE_SECONDS = 4 * SILENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class ChargeWithoutOutbox:
-    """A charge that should have a ChargeCreated in the outbox, and has none."""
+class MissingEvent:
+    """An event that should be in the outbox, at this place among those of its aggregate, and is not."""
 
-    charge_id: UUID
+    event_type: str
+    aggregate_id: UUID
+    sequence: int
     found_at: datetime
 
 
@@ -48,9 +50,9 @@ class StartedKey:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A slice of time that was reconciled: how many charges are in it, and whether more time follows."""
+    """A slice of time that was reconciled: how many events belong to it, and whether more time follows."""
 
-    charges: int
+    checked: int
     is_followed: bool
 
 
@@ -59,13 +61,13 @@ class Run:
     """What a run came to.
 
     `counts` has what was removed, as keys, events, processed_events, deliveries, endpoints (with what was left of their
-    deliveries) and reports, and how many charges were checked. The findings are all that are known, from this run or an
-    earlier one, up to 10,000 of each. An unfinished run ran out of time, or met an `error`, the last of which is kept;
-    the next one goes on where it ended.
+    deliveries) and reports, and how many events were checked to be there. The findings are all that are known, from
+    this run or an earlier one, up to 10,000 of each. An unfinished run ran out of time, or met an `error`, the last of
+    which is kept; the next one goes on where it ended.
     """
 
     counts: Counter[str]
-    charges_without_outbox: Sequence[ChargeWithoutOutbox]
+    missing_events: Sequence[MissingEvent]
     started_keys: Sequence[StartedKey]
     is_finished: bool
     error: errors.ChargingError | None = None
@@ -118,7 +120,7 @@ def run(
     limit = {"limit": FINDINGS}
     return Run(
         counts,
-        database.fetch(class_row(ChargeWithoutOutbox), sql.FIND_CHARGES_WITHOUT_OUTBOX, limit),
+        database.fetch(class_row(MissingEvent), sql.FIND_MISSING_EVENTS, limit),
         database.fetch(class_row(StartedKey), sql.FIND_STARTED_KEYS, limit),
         is_finished=not work and error is None,
         error=error,
@@ -137,7 +139,7 @@ def _forget(database: Database) -> Steps:
     """Takes settled reports off the list, for as long as those that go make room for others to be looked at."""
     removed = BATCH
     while removed:
-        [removed] = database.fetch(scalar_row, sql.FORGET_ANNOUNCED_CHARGES, {"limit": BATCH})
+        [removed] = database.fetch(scalar_row, sql.FORGET_MISSING_EVENTS, {"limit": BATCH})
         yield Counter(reports=removed)
 
 
@@ -151,6 +153,6 @@ def _reconcile(database: Database, retention_days: int) -> Steps:
     database.fetch(scalar_row, sql.START_RECONCILIATION, bounds)
     is_followed = True
     while is_followed:
-        slices = database.fetch(class_row(Slice), sql.RECONCILE_CHARGES, bounds)
+        slices = database.fetch(class_row(Slice), sql.RECONCILE_EVENTS, bounds)
         is_followed = any(slice_.is_followed for slice_ in slices)
-        yield Counter(charges=sum(slice_.charges for slice_ in slices))
+        yield Counter(checked=sum(slice_.checked for slice_ in slices))

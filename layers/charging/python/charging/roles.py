@@ -117,17 +117,27 @@ ROLES: Mapping[LiteralString, Role] = {
     "maintenance": Role(
         {
             "charges": ["SELECT (id, created_at)"],
+            "refunds": ["SELECT (charge_id, number, created_at)"],
             "idempotency_keys": [
                 "SELECT (ctid, endpoint, key, status, created_at, expires_at)",
                 "UPDATE (created_at)",
                 "DELETE",
             ],
-            "outbox": ["SELECT (ctid, event_type, aggregate_id, published_at)", "UPDATE (created_at)", "DELETE"],
+            "outbox": [
+                "SELECT (ctid, event_type, aggregate_id, sequence, published_at)",
+                "UPDATE (created_at)",
+                "DELETE",
+            ],
             "processed_events": ["SELECT (ctid, processed_at)", "UPDATE (processed_at)", "DELETE"],
             "outbox_deliveries": ["SELECT (ctid, endpoint_id, status, sent_at)", "UPDATE (created_at)", "DELETE"],
             "webhook_endpoints": ["SELECT (id, deleted_at)", "UPDATE (created_at)", "DELETE"],
             "reconciliation": ["SELECT", "INSERT (checked_until)", "UPDATE (checked_until)"],
-            "charges_without_outbox": ["SELECT", "INSERT (charge_id)", "UPDATE (found_at)", "DELETE"],
+            "missing_events": [
+                "SELECT",
+                "INSERT (aggregate_id, sequence, event_type)",
+                "UPDATE (found_at)",
+                "DELETE",
+            ],
         }
     ),
     "operations": Role(
