@@ -71,6 +71,18 @@ def test_every_queue_of_what_failed_has_an_alarm() -> None:
         assert queue in watched
 
 
+def test_a_busy_writer_is_not_averaged_with_its_standby() -> None:
+    """A cluster's figure is its instances' together: half of the writer's, where the standby has nothing to do."""
+    of_the_cluster = {"Fn::If": ["MakesCluster", {"Name": "Role", "Value": "WRITER"}, {"Ref": "AWS::NoValue"}]}
+    assert of_the_cluster in ALARMS["DatabaseCpuAlarm"]["Dimensions"]
+    # Where no one instance is named, it is the one that is worst off.
+    for name in ("DatabaseConnectionsAlarm", "DatabaseCpuAlarm"):
+        assert ALARMS[name]["Statistic"] == "Maximum" or of_the_cluster in ALARMS[name]["Dimensions"]
+    drawn = [metric for widget in widgets() for metric in widget["properties"]["metrics"] if metric[0] == "AWS/RDS"]
+    assert drawn
+    assert all(metric[-1]["stat"] == "Maximum" for metric in drawn)
+
+
 def test_the_dashboard_reads_from_left_to_right() -> None:
     """Its widgets are numbered in the order of a request's way, and none covers another."""
     titles = [widget["properties"]["title"] for widget in widgets()]
