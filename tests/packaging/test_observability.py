@@ -22,6 +22,11 @@ def metrics(alarm: dict[str, Any]) -> list[dict[str, Any]]:
     return several or [alarm]
 
 
+def is_own(metric: dict[str, Any]) -> bool:
+    """Whether it is the service's own, and not one of AWS's."""
+    return bool(metric["Namespace"] == {"Ref": "MetricsNamespace"})
+
+
 def widgets() -> list[dict[str, Any]]:
     """The dashboard's, with a number in the place of every variable."""
     text, _ = RESOURCES["Dashboard"]["Properties"]["DashboardBody"]["Fn::Sub"]
@@ -33,7 +38,7 @@ def widgets() -> list[dict[str, Any]]:
 def test_an_alarm_watches_a_metric_of_this_stack(name: str) -> None:
     """The service's own are in the stack's namespace; AWS's name one of its resources."""
     for metric in metrics(ALARMS[name]):
-        if metric["Namespace"] == {"Ref": "MetricsNamespace"}:
+        if is_own(metric):
             assert f'"{metric["MetricName"]}"' in SOURCES
         else:
             assert metric["Namespace"].startswith("AWS/")
@@ -110,6 +115,19 @@ def test_the_dashboard_shows_the_service_metrics_under_their_names() -> None:
     assert own
     for name in own:
         assert f'"{name}"' in SOURCES
+
+
+def test_the_page_lists_what_is_measured() -> None:
+    """Each of the service's own metrics, and nothing that is none."""
+    page = (ROOT / "docs" / "operations.md").read_text().partition("\n## What is measured\n")[2]
+    listed = {name for row in re.findall(r"(?m)^\| (`.+?`) \|", page) for name in re.findall(r"`(\w+)`", row)}
+    handlers = [path.read_text() for path in (ROOT / "functions").rglob("handler.py")]
+    measuring = "".join(handler for handler in handlers if "telemetry.emit(" in handler)
+    measured = {*re.findall(r'"([A-Z][a-z]+[A-Z]\w+)"', measuring)}
+    watched = {metric["MetricName"] for alarm in ALARMS.values() for metric in metrics(alarm) if is_own(metric)}
+    drawn = {metric[1] for widget in widgets() for metric in widget["properties"]["metrics"] if metric[0] == "0"}
+    assert listed >= measured | watched | drawn
+    assert all(f'"{name}"' in SOURCES for name in listed)
 
 
 @pytest.mark.parametrize(
