@@ -114,6 +114,12 @@ COMBINATIONS: dict[str, dict[str, str]] = {
         "DomainCertificateArn": CERTIFICATE,
         "DomainHostedZoneId": "Z0123456789ABCDEFGHIJ",
     },
+    # Of a network of the stack's own the emulator knows no NAT gateway and no rule of a security group by itself.
+    "network": {
+        "Network": "existing",
+        "VpcId": "vpc-0123456789abcdef0",
+        "VpcSubnetIds": "subnet-0123456789abcdef0,subnet-0123456789abcdef1",
+    },
     "quiet": {"ApiAccessLogs": "none", "AlarmTopicArn": f"arn:aws:sns:{REGION}:111122223333:operations"},
     "tuned": {
         "SnapStart": "true",
@@ -123,6 +129,11 @@ COMBINATIONS: dict[str, dict[str, str]] = {
         "ApiRequestsPerSecond": "50",
         "IdempotencyRetentionHours": "48",
         "MetricsNamespace": "ChargesOfTests",
+        "RelayMemoryMb": "1769",
+        "WebhooksMemoryMb": "256",
+        "WebhooksBudgetSeconds": "0",
+        "OutboxRetentionDays": "7",
+        "ProcessedEventsRetentionDays": "35",
     },
 }
 
