@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,12 +11,13 @@ from uuid import UUID
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import Field, create_model
 
-from charging import contract, errors
+from charging import contract, errors, sql
 from charging.charges import ChargeCommand
 from charging.contract import Command
 from charging.errors import Violation
+from charging.refunds import RefundCommand
 
 KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 
@@ -496,6 +498,21 @@ def test_every_process_computes_the_same_fingerprint(seed: str, cases: list[tupl
         check=True,
     )
     assert other.stdout.decode().split() == [contract.fingerprint(command) for command, _ in cases]
+
+
+# Of all that a refund's statement takes: neither what it is given by name in `refunds` nor the command's.
+GIVEN = (
+    set(re.findall(r"%\((\w+)\)s", (sql.CREATE_REFUND + sql.AWAIT_TWIN).decode()))
+    - {"refund_id", "charge_id"}
+    - RefundCommand.model_fields.keys()
+)
+
+
+@pytest.mark.parametrize("name", sorted(GIVEN))
+def test_a_field_that_would_be_hidden_cannot_be_defined(name: str) -> None:
+    """A command's field has no name by which every statement is given something else, in place of the field."""
+    with pytest.raises(TypeError, match=rf"PayoutCommand needs other names for \['{name}'\]"):
+        create_model("PayoutCommand", __base__=Command, **{name: (str, ...), "account": (str, ...)})  # type: ignore[call-overload]
 
 
 class NextCommand(ChargeCommand):

@@ -64,11 +64,33 @@ def traceparent(lines: Sequence[str]) -> str | None:
     return lines[0] if len(lines) == 1 and _TRACEPARENT.fullmatch(lines[0]) else None
 
 
-class Command(BaseModel):
-    """What a caller asks for, validated. Each field's description completes the sentence "it must be …"."""
+class Document(BaseModel):
+    """What somebody sends, validated. Each field's description completes the sentence "it must be …"."""
 
     # Built at first use, since most instances of a function are asked for one of its operations only.
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
+
+
+# By these names an operation's statement is given what is not of its command.
+_TAKEN = {
+    *("principal", "endpoint", "key", "fingerprint", "retention_hours", "wait_ms"),
+    *("response_status", "response_headers", "response_body", "refusal_status", "refusal_headers", "refusal_body"),
+    *("event", "event_id", "event_type", "aggregate_id"),
+}
+
+
+class Command(Document):
+    """What a caller asks for. Its fields are given to a statement by their names.
+
+    Raises TypeError, where it is defined, for a field that would be hidden by what else the statement is given.
+    """
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if hidden := _TAKEN & cls.model_fields.keys():
+            raise TypeError(
+                f"{cls.__name__} needs other names for {sorted(hidden)}, which its statement is given anyway"
+            )
 
 
 def given[T](value: T | None) -> T | None:
@@ -128,8 +150,8 @@ def parse[C: Command](model: type[C], body: bytes) -> C:
     return validated(model, document, violations)
 
 
-def validated[C: Command](model: type[C], document: dict[str, Any], violations: Sequence[Violation] = ()) -> C:
-    """Returns the command in a document that has been parsed. `violations` were found on the way there.
+def validated[D: Document](model: type[D], document: dict[str, Any], violations: Sequence[Violation] = ()) -> D:
+    """Returns what is in a JSON object that has been parsed. `violations` were found on the way there.
 
     Raises InvalidRequest with those and with every one that the model finds.
     """
@@ -205,7 +227,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-def _violation(model: type[Command], member: str, kind: str) -> Violation:
+def _violation(model: type[Document], member: str, kind: str) -> Violation:
     if kind == "extra_forbidden":
         return Violation(member, "is not a member of this command")
     rule = next(field.description for name, field in model.model_fields.items() if member in (name, field.alias))

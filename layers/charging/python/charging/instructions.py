@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from charging import contract, errors
-from charging.contract import Command
+from charging.contract import Document
 from charging.errors import Violation
 
 type State = Literal["waiting", "parked", "published"]
@@ -47,13 +47,13 @@ type _OptionalMoment = Annotated[Moment | None, BeforeValidator(_moment)]
 _MOMENT = "an age such as 30s, 15m, 1h, 2d, or an instant with its offset such as 2026-12-01T02:30:00Z"
 
 
-class Help(Command):
+class Help(Document):
     """Explains the commands."""
 
     command: Literal["help"]
 
 
-class Selection(Command):
+class Selection(Document):
     """Whose it is, and which events it is about: those that meet every condition given.
 
     `since` and `until` bound the time at which an event came into its state: was made, parked, published.
