@@ -211,6 +211,11 @@ def _problem() -> Json:
                 "type": "string",
                 "description": "With a refusal that is the key's result: which one it is.",
             },
+            "chargeId": {
+                "type": "string",
+                "format": "uuid",
+                "description": "With `refund_exceeds_charge`: the charge that has not so much left.",
+            },
             "code": {"enum": [kind.code for kind in known]},
             "retrySameKey": {
                 "type": "boolean",

@@ -105,7 +105,7 @@ def _create() -> Json:
 def _find() -> Json:
     return {
         "operationId": "findRefundResult",
-        "summary": "Tell what became of a key of the caller's",
+        "summary": "Tell what became of a key that the caller used for a refund of this charge",
         "parameters": [_CHARGE_ID, KEY_IN_QUERY],
         "responses": result("RefundKeyResult", json.loads(idempotency.to_json(_RESPONSE)), errors.NoSuchResource),
     }

@@ -10,6 +10,7 @@ from charging.api import Api
 from charging.charges import ChargeCommand
 from charging.database import Database
 from charging.gateway import Request, Response
+from charging.idempotency import StoredResponse
 from charging.refunds import RefundCommand
 from charging.settings import OperationSettings
 
@@ -71,7 +72,8 @@ def read_charge(request: Request, charge_id: UUID) -> Response:
 @API.route("GET /charges")
 def find_charge(request: Request) -> Response:
     """Tells the caller what became of one of their own keys."""
-    return result_of(request, charges.ENDPOINT)
+    scope = api.scope_in_query(request, charges.ENDPOINT)
+    return result_of(idempotency.find(database(), scope, deadline=api.deadline(request)))
 
 
 @API.route("POST /charges/{id}/refunds")
@@ -90,11 +92,11 @@ def read_refund(request: Request, charge_id: UUID, refund_id: UUID) -> Response:
 
 @API.route("GET /charges/{id}/refunds")
 def find_refund(request: Request, charge_id: UUID) -> Response:
-    """Tells the caller what became of one of their own keys."""
-    return result_of(request, refunds.ENDPOINT)
+    """Tells the caller what became of one of their own keys, where it was used for this charge."""
+    scope = api.scope_in_query(request, refunds.ENDPOINT)
+    return result_of(refunds.find(database(), scope, charge_id, deadline=api.deadline(request)))
 
 
-def result_of(request: Request, endpoint: str) -> Response:
-    """Says what a repetition under the key in the query would be answered."""
-    scope = api.scope_in_query(request, endpoint)
-    return api.ok(idempotency.to_json(idempotency.find(database(), scope, deadline=api.deadline(request))))
+def result_of(found: StoredResponse | None) -> Response:
+    """Says what a repetition under a key would be answered."""
+    return api.ok(idempotency.to_json(found))

@@ -157,6 +157,18 @@ def test_a_key_belongs_to_refunds_as_another_one_to_charges(api: Instance, charg
     assert api.call(get("/charges", query=asked)).json["response"]["body"] == charged.json
 
 
+@pytest.mark.parametrize("cents", [600, 1001], ids=["made", "refused"])
+def test_a_key_is_known_for_the_charge_that_it_was_used_for(api: Instance, charge: str, cents: int) -> None:
+    """For another charge of the same caller's it is not known, be its result a refund or a refusal."""
+    other = api.call(charge_event(body={"amountCents": 1000})).headers["location"]
+    given = api.call(refund_event(charge, KEY, {"amountCents": cents}))
+    asked = {"idempotencyKey": str(KEY)}
+    found = api.call(get(f"{charge.upper().replace('CHARGES', 'charges')}/refunds", query=asked)).json
+    assert (found["outcome"], found["response"]["body"]) == ("committed", given.json)
+    for path in (other, f"/charges/{uuid4()}"):
+        assert api.call(get(f"{path}/refunds", query=asked)).json == {"outcome": "not_known"}
+
+
 def test_another_command_under_the_key_is_refused(api: Instance, charge: str, database: Connection) -> None:
     """Another amount, another reference, or the same body for another charge."""
     other = api.call(charge_event(body={"amountCents": 1000})).headers["location"]

@@ -140,8 +140,8 @@ def of(cause: Exception | KeyReused | InFlight) -> Problem:
     return problem
 
 
-def document(problem: Problem, instance: UUID | None = None) -> str:
-    """Returns the problem as application/problem+json; `instance` tells this occurrence from any other."""
+def document(problem: Problem, **occurrence: str) -> str:
+    """Returns the problem as application/problem+json, with what is to be said of this occurrence alone."""
     # In ASCII: a violation may name a member in characters that UTF-8 has no bytes for.
     return json.dumps(
         compact.given(
@@ -150,7 +150,7 @@ def document(problem: Problem, instance: UUID | None = None) -> str:
                 "title": problem.title,
                 "status": problem.status,
                 "detail": problem.detail,
-                "instance": instance and f"urn:uuid:{instance}",
+                **occurrence,
                 "code": problem.code,
                 "retrySameKey": problem.retry_same_key,
                 "violations": [asdict(violation) for violation in problem.violations] or None,
@@ -159,9 +159,13 @@ def document(problem: Problem, instance: UUID | None = None) -> str:
     )
 
 
-def result(problem: Problem, instance: UUID) -> StoredResponse:
-    """Returns the problem as the result of an operation, which is stored and replayed as any other."""
-    return StoredResponse(problem.status, {"Content-Type": CONTENT_TYPE}, document(problem, instance))
+def result(problem: Problem, instance: UUID, **occurrence: str) -> StoredResponse:
+    """Returns the problem as the result of an operation, which is stored and replayed as any other.
+
+    `instance` tells this occurrence from any other.
+    """
+    body = document(problem, instance=f"urn:uuid:{instance}", **occurrence)
+    return StoredResponse(problem.status, {"Content-Type": CONTENT_TYPE}, body)
 
 
 def headers(problem: Problem) -> dict[str, str]:

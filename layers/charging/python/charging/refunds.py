@@ -1,5 +1,6 @@
 """Refunds: parts of a charge given back, together never more than it."""
 
+import json
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -7,7 +8,7 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from charging import charges, compact, errors, idempotency, outbox, problem, sql
-from charging.contract import AmountCents, Call, Command, Reference
+from charging.contract import AmountCents, Call, Command, Reference, Scope
 from charging.database import Database
 from charging.idempotency import Outcome, StoredResponse
 from charging.identifiers import time_ordered_uuid
@@ -75,9 +76,18 @@ def create(database: Database, call: Call[RefundCommand], charge_id: UUID) -> Ou
             ),
         },
         StoredResponse.created(f"/charges/{charge.id}/refunds/{refund.id}", refund.members()),
-        refusal=problem.result(EXCEEDS_CHARGE, refund.id),
+        refusal=problem.result(EXCEEDS_CHARGE, refund.id, chargeId=str(charge.id)),
         target=charge.id,
     )
+
+
+def find(database: Database, scope: Scope, charge_id: UUID, *, deadline: float) -> StoredResponse | None:
+    """Returns what a repetition under this key would be given now for this charge; None when nothing was committed for
+    it or is kept. Raises TemporarilyUnavailable."""
+    response = idempotency.find(database, scope, deadline=deadline)
+    # Refund and refusal alike name the charge.
+    is_of_charge = response is not None and json.loads(response.body).get("chargeId") == str(charge_id)
+    return response if is_of_charge else None
 
 
 def read(database: Database, principal: str, charge_id: UUID, refund_id: UUID, *, deadline: float) -> Refund:
