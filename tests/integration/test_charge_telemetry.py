@@ -1,5 +1,6 @@
 """What a charge leaves in the log: a count of every outcome, the key for whoever asks, and nothing personal."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.conftest import Connect
-from tests.support.invocation import ROOT, Event, charge_event, set_limit
+from tests.support.invocation import CHARGES, ROOT, Event, Instance, charge_event, refund_event, set_limit
 from tests.support.ledger import Twin
 from tests.support.wire import Wire
 
@@ -66,6 +67,21 @@ def test_every_outcome_is_counted_once_by_endpoint(database_url: str) -> None:
         assert line["_aws"].keys() == {"Timestamp", "CloudWatchMetrics"}
         assert line["endpoint"] == "POST /charges"
         assert line[name] in (1, 1.0, [1], [1.0])
+
+
+def test_a_refunds_outcomes_are_counted_by_its_own_endpoint(database_url: str) -> None:
+    """A refusal by the rule is a result of its own, and no replay until it is one."""
+    with contextlib.closing(Instance("charges", database_url, CHARGES)) as instance:
+        path = instance.call(charge({"amountCents": 1000})).headers["location"]
+    made, refused = (
+        refund_event(path, UUID(int=cents), {"amountCents": cents}, principal=PRINCIPAL) for cents in (600, 500)
+    )
+    statuses, lines = run(database_url, made, refused, refused)
+    assert statuses == [201, 409, 409]
+    for line, name in zip(metrics_of(lines), ["created", "refused", "replayed"], strict=True):
+        assert line["_aws"]["CloudWatchMetrics"][0]["Metrics"] == [{"Name": name, "Unit": "Count"}]
+        assert line["endpoint"] == "POST /charges/{id}/refunds"
+        assert line[name] == 1
 
 
 def test_an_outcome_is_one_line_that_has_the_key_and_no_metric_of_it(database_url: str) -> None:
