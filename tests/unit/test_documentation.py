@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 PAGE = ROOT / "docs" / "problems.md"
 GUARANTEES = ROOT / "docs" / "guarantees.md"
 KEY = UUID("8e03978e-40d5-43e8-bc93-6894a57f9324")
@@ -103,6 +104,27 @@ def test_the_layers_on_the_page_are_those_that_hold() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     assert "```\n{}\n```".format("\n".join(layers)) in (ROOT / "docs" / "architecture.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_link_leads_somewhere(page: Path) -> None:
+    """To a file that is there, and to a heading in it."""
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
+        file, _, heading = target.partition("#")
+        linked = page.parent / file if file else page
+        assert linked.exists(), target
+        assert not heading or heading in headings(linked), target
+
+
+def prose(page: Path) -> str:
+    """A page without its examples."""
+    return re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+
+
+def headings(page: Path) -> set[str]:
+    """A page's headings as links name them."""
+    found = re.findall(r"(?m)^#+ (.+)$", prose(page))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def test_what_is_guaranteed_is_somewhere_and_proven() -> None:
