@@ -688,7 +688,7 @@ class TestBreaker:
 
     def test_a_late_failure_does_not_open_it_anew(self, connect: Connect, database: Database) -> None:
         """What was under way when it opened is no probe: a failure is no transition and leaves the next probe where it
-        is, and what ends well closes it."""
+        is, and what ends well closes it, from the time on at which the probe would have been due."""
         connection = connect()
         endpoint = table.register(connection)
         table.write(connection, endpoint, count=8)
@@ -699,6 +699,10 @@ class TestBreaker:
         assert table.state(connection, endpoint).resumes_in_seconds == pytest.approx(20, abs=2)
         assert changes(end(database, second)) == ["closed"]
         assert not table.state(connection, endpoint).is_open
+        [waiting] = table.write(connection, endpoint)
+        assert (claim(database), probe(database)) == ([], [])
+        table.let_pass(connection, seconds=20)
+        assert waiting in [delivery.event_id for delivery in claim(database)]
 
     def test_a_delivery_that_fails_for_itself_holds_nobody_up(self, connect: Connect, database: Database) -> None:
         """The one that the receiver chokes on waits for its own time, so the next probe is another's, and closes it."""

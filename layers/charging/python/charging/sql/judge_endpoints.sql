@@ -11,6 +11,7 @@
 --
 -- What was under way when the breaker opened can close it, and is otherwise no probe: it neither reopens it nor puts the
 -- probe off. A pause ends when the receiver said, or later: an answer without one, or with a shorter one, cuts none short.
+-- So the endpoint is held until the first probe was due also when such an answer closes it: a pause may end at that time.
 --
 -- Locks the endpoints' rows until the transaction's end, in the order of their ids and after their deliveries', so that
 -- no two transactions wait for each other. An endpoint whose deliveries are all sent and that had no failure before is not written to.
