@@ -16,14 +16,15 @@ import pytest
 from psycopg import sql as composing
 
 from charging import deliveries, endpoints, errors, signing
+from charging.database import Database
 from charging.deliveries import Attempt
-from charging.endpoints import DELIVERIES_ON_A_PAGE, ENDPOINTS
+from charging.endpoints import DELIVERIES_ON_A_PAGE, ENDPOINTS, EndpointCommand
 from charging.idempotency import Created
 from tests.conftest import Connect
 from tests.support import deliveries as table
 from tests.support import deployment
 from tests.support.invocation import ENDPOINTS_VARIABLES, Answer, Instance, sample
-from tests.support.ledger import call_of, until_blocked
+from tests.support.ledger import PATIENCE_SECONDS, call_of, stored_by_hand, until_blocked
 from tests.support.shapes import SHAPES, Request, rest
 
 MASTER_KEY = "m" * 32
@@ -200,6 +201,35 @@ class TestCreate:
                 until_blocked(connect())
             assert creation.result(timeout=20) == "TemporarilyUnavailable"
         assert other.execute("SELECT count(*) FROM webhook_endpoints").fetchone() == (ENDPOINTS,)
+
+    def test_none_takes_a_place_beyond_the_last(self, database_url: str, connect: Connect) -> None:
+        """Nor one that began before others were created and deleted, in whichever order that was."""
+        other, key = connect(), uuid4()
+        with (
+            deployment.database(database_url) as slow,
+            deployment.database(database_url) as quick,
+            ThreadPoolExecutor(1) as caller,
+        ):
+            _, second, *_ = [create(quick) for _ in range(ENDPOINTS - 1)]
+            with other.transaction(force_rollback=True):
+                stored_by_hand(other, key, endpoint=endpoints.ENDPOINT)
+                creation = caller.submit(create, slow, key)
+                until_blocked(connect())
+                last = create(quick)
+                for deleted in (second, last):
+                    endpoints.delete(quick, "alice", deleted, deadline=time.monotonic() + PATIENCE_SECONDS)
+                    create(quick)
+            with pytest.raises(errors.TemporarilyUnavailable):
+                creation.result(PATIENCE_SECONDS)
+            assert len(endpoints.find_all(quick, "alice", deadline=time.monotonic() + PATIENCE_SECONDS)) == ENDPOINTS
+
+
+def create(database: Database, key: UUID | None = None) -> UUID:
+    """Creates an endpoint of alice's over a function's connection, and returns its id."""
+    command = EndpointCommand.model_validate(COMMAND)
+    outcome = endpoints.create(database, call_of(endpoints.ENDPOINT, key or uuid4(), command), allows_loopback=False)
+    assert isinstance(outcome, Created)
+    return id_of(outcome.response.headers["Location"])
 
 
 _together = threading.Barrier(8)

@@ -183,11 +183,13 @@ def until_blocked(connection: Connection, *, waiting: int = 1) -> None:
     until(lambda: connection.execute(query).fetchone() == (waiting,))
 
 
-def stored_by_hand(connection: Connection, key: UUID, *, amount_cents: int = 4900) -> None:
+def stored_by_hand(
+    connection: Connection, key: UUID, *, endpoint: str = charges.ENDPOINT, amount_cents: int = 4900
+) -> None:
     """Stores a key as a caller would that does not take the key's advisory lock: only the unique index tells of it."""
     connection.execute(
         "INSERT INTO idempotency_keys "
         "(principal, endpoint, key, fingerprint, status, response_status, response_headers, response_body, expires_at) "
         "VALUES ('alice', %s, %s, %s, 'COMPLETED', 201, '{}', '{\"by\":\"hand\"}', now() + interval '24 hours')",
-        [charges.ENDPOINT, key, contract.fingerprint(ChargeCommand(amountCents=amount_cents))],
+        [endpoint, key, contract.fingerprint(ChargeCommand(amountCents=amount_cents))],
     )
