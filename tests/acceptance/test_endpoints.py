@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, LiteralString
 from unittest import mock
 from uuid import UUID, uuid4
 
@@ -481,6 +481,30 @@ class TestDeliveries:
         connection.execute("UPDATE outbox_deliveries SET status = 'CLAIMED', attempts = 1")
         assert api.call("POST", f"{path}/deliveries/{event_id}/resend").status == 202
         assert table.row(connection, id_of(path)).status == "CLAIMED"
+
+    @pytest.mark.parametrize(
+        ("before", "meanwhile", "left"),
+        [
+            ("CLAIMED", "UPDATE outbox_deliveries SET status = 'SENT', sent_at = now()", ["PENDING"]),
+            ("PENDING", "UPDATE outbox_deliveries SET status = 'CLAIMED', attempts = 1", ["CLAIMED"]),
+            ("SENT", "DELETE FROM outbox_deliveries", []),
+        ],
+    )
+    def test_what_becomes_of_one_at_the_same_moment_counts(
+        self, before: str, meanwhile: LiteralString, left: list[str], api: Api, connect: Connect
+    ) -> None:
+        """Whatever the statement's snapshot says: nobody is promised what will not be sent."""
+        path = api.create()
+        connection, other = connect(), connect()
+        [event_id] = table.write(connection, id_of(path))
+        settle(connection, event_id, before)
+        with ThreadPoolExecutor(1) as caller:
+            with other.transaction():
+                other.execute(meanwhile)
+                call = caller.submit(api.call, "POST", f"{path}/deliveries/{event_id}/resend")
+                until_blocked(connection)
+            assert call.result(PATIENCE_SECONDS).status == (202 if left else 404)
+        assert [row.status for row in table.rows(connection)] == left
 
     def test_what_is_not_there_cannot_be_sent_again(self, api: Api, connect: Connect) -> None:
         """404 for another endpoint's delivery too."""
