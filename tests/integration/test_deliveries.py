@@ -776,6 +776,22 @@ class TestPauses:
         assert table.state(connection, endpoint).resumes_in_seconds == pytest.approx(HOURS, abs=5)
         assert (claim(database), probe(database)) == ([], [])
 
+    def test_what_was_a_probe_before_the_owner_enabled_cuts_no_pause_short(
+        self, connect: Connect, database: Database
+    ) -> None:
+        """Its lease is over by then: what holds the endpoint is what its receiver has asked for."""
+        connection = connect()
+        endpoint = table.register(connection)
+        table.write(connection, endpoint, count=7)
+        end(database, *claim(database, share=5), status=500)
+        table.let_pass(connection, seconds=30)
+        [probed] = probe(database)
+        connection.execute(sql.ENABLE_ENDPOINT, {"endpoint_id": endpoint, "principal": "alice"})
+        [claimed] = claim(database, share=1)
+        assert changes(end(database, claimed, status=429, retry_after_seconds=float(HOURS))) == ["paused"]
+        assert changes(end(database, probed, status=500)) == []
+        assert table.state(connection, endpoint).resumes_in_seconds == pytest.approx(HOURS, abs=5)
+
     def test_gone_disables_and_keeps(self, connect: Connect, database: Database) -> None:
         """410: nothing goes there any more, and nothing is lost: enabled again, all of it is sent."""
         connection = connect()

@@ -26,7 +26,9 @@ before AS MATERIALIZED (
     SELECT
         id, opened_at, disabled_at, resumes_at,
         CASE WHEN answered THEN 0 ELSE failures_in_a_row + failures END AS failures_in_a_row,
-        pause_seconds, gone, probed
+        pause_seconds, gone,
+        -- Where the owner has enabled the endpoint meanwhile it is no probe any more, and its lease is over.
+        probed AND opened_at IS NOT NULL AS probed
     FROM webhook_endpoints
     JOIN verdict ON verdict.endpoint_id = id
     WHERE failures > 0 OR failures_in_a_row > 0
