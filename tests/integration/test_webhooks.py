@@ -427,18 +427,25 @@ class TestRun:
         [row] = [row for row in table.rows(connection) if row.status != "SENT"]
         assert (row.event_id, row.last_error) == (poison, "internal_error: RuntimeError")
 
+    @pytest.mark.parametrize("fault", ["its excerpt is no text", "its place is taken"])
     def test_what_cannot_be_written_down_does_not_take_the_others_with_it(
-        self, connect: Connect, database: Database
+        self, fault: str, connect: Connect, database: Database
     ) -> None:
         """The database refuses one of ten attempts that end together: nine are written down, and the one is told of."""
         connection = connect()
         endpoints = [table.register(connection) for _ in range(10)]
         poison, *_ = [table.write(connection, endpoint)[0] for endpoint in endpoints]
+        excerpt = "\0" if fault == "its excerpt is no text" else None
+        if fault == "its place is taken":
+            connection.execute(
+                "INSERT INTO delivery_attempts (endpoint_id, event_id, attempt, duration_ms) VALUES (%s, %s, 1, 1)",
+                [endpoints[0], poison],
+            )
         together = threading.Barrier(10)
 
         def deliver(delivery: ClaimedDelivery) -> Attempt:
             together.wait(PATIENCE_SECONDS)
-            return Attempt(delivery, 1, status=200, excerpt="\0" if delivery.event_id == poison else None)
+            return Attempt(delivery, 1, status=200, excerpt=excerpt if delivery.event_id == poison else None)
 
         results = drain(database, deliver)
         assert (results["SENT"], results["errors"]) == (10, 1)

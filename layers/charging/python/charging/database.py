@@ -31,15 +31,12 @@ UNACKNOWLEDGED_MILLISECONDS = 5_000
 # end of the connection may still stand.
 SILENCE_SECONDS = 10.0
 
-# What the server says when it has undone a statement for a reason that lies in the moment. What violates a unique index
-# was committed after the statement's snapshot, since each looks before it inserts. Class 08 and the 57P codes also end
-# the connection; 25006 is a former primary that has become a standby.
-_CONTENDED = (
-    psycopg.errors.SerializationFailure,
-    psycopg.errors.DeadlockDetected,
-    psycopg.errors.LockNotAvailable,
-    psycopg.errors.UniqueViolation,
-)
+# What the server says when it has undone a statement for a reason that lies in the moment. Class 08 and the 57P codes
+# also end the connection; 25006 is a former primary that has become a standby.
+_CONTENDED = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable)
+# The unique index by which those that race are told apart who could not see one another: what violates it was committed
+# after the statement's snapshot. To violate any other is a mistake, and would be one again.
+_RACED = "webhook_endpoints_of_principal"
 # A statement that was prepared before a migration, or that a proxy has forgotten: a new connection prepares it anew.
 _STALE = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName)
 _UNAVAILABLE_CLASSES = ("08", "53", "57", "58")
@@ -204,7 +201,7 @@ class Database:
         It is named by its code alone: the server's own words may quote the row, which must not be logged.
         """
         state = failed.sqlstate
-        if isinstance(failed, _CONTENDED):
+        if isinstance(failed, _CONTENDED) or failed.diag.constraint_name == _RACED:
             return errors.Contended(f"the database answered {state}")
         if isinstance(failed, _STALE):
             self.close()
