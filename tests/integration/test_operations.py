@@ -20,6 +20,7 @@ from charging.outbox import ClaimedEvent, Completion
 from tests.conftest import Connect
 from tests.support import deployment
 from tests.support import outbox as table
+from tests.support.wire import Message, Sender, Verdict, Wire
 
 PAST = "2026-01-31T12:00:00Z"
 SECONDS = 20.0
@@ -335,6 +336,22 @@ class TestLooking:
         ]
         [other] = ask(database, "inspect", ids=texts(second))["events"]
         assert other["actions"] == []
+
+    def test_one_that_is_removed_between_its_two_statements_is_not_shown(
+        self, database_url: str, connect: Connect
+    ) -> None:
+        """The maintenance works while operators look: the others are shown all the same."""
+        connection = connect()
+        removed, kept = table.write(connection, count=2)
+
+        def remove(message: Message) -> Verdict:
+            if message.sender is Sender.CLIENT and b"octet_length" in message.content:
+                connection.execute("DELETE FROM outbox WHERE id = %s", [removed])
+            return Verdict.PASS
+
+        with Wire(database_url) as wire, deployment.database(wire.url) as database:
+            wire.judge = remove
+            assert shown(ask(database, "inspect", ids=texts(removed, kept))) == {kept}
 
     def test_a_payload_beyond_any_bound_is_cut(self, database: Database, connect: Connect) -> None:
         """The answer stays within what a function may answer; the size is the whole one."""

@@ -6,7 +6,7 @@ topic refuses it for good, or when an operator says so, and stays so until an op
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -144,7 +144,10 @@ def inspect(database: Database, instruction: Inspect) -> tuple[Findings, Sequenc
     with database.transaction() as transaction:
         found = _Selected(transaction, instruction, ["waiting", "parked", "published"]).found(INSPECTED_EVENTS)
         ids = [event.id for event in found.events]
-        return found, _rows(transaction, Details, sql.INSPECT_EVENTS, {"ids": ids, "characters": PAYLOAD_CHARACTERS})
+        details = _rows(transaction, Details, sql.INSPECT_EVENTS, {"ids": ids, "characters": PAYLOAD_CHARACTERS})
+        # The maintenance may have removed one in between.
+        there = {more.id for more in details}
+        return replace(found, events=[event for event in found.events if event.id in there]), details
 
 
 def redrive(database: Database, instruction: Redrive) -> Change[Redriven]:
