@@ -1,7 +1,7 @@
--- Two endpoints that a principal creates at once cannot each count the other. Numbered, they cannot both be the next: the
+-- Two endpoints that a principal creates at once cannot each count the other. But they cannot have one number: the
 -- database refuses the second, which is then run again, and counts the first. Those from before have no number.
 ALTER TABLE webhook_endpoints
-    ADD COLUMN number integer; -- one more than the highest of its principal's others, as they stood
+    ADD COLUMN number integer; -- the lowest that none of its principal's others had when it was created
 
 -- In place of the one by (principal, id), and of as much use to whoever looks endpoints up by their principal.
 DROP INDEX webhook_endpoints_of_principal;
