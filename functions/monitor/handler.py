@@ -21,15 +21,20 @@ def database() -> Database:
 
 
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Emits the ages of outbox and webhooks, OutboxPending, OutboxFailed and XminAge; without a database it fails."""
+    """Emits the ages of outbox and webhooks, and what is counted of either; without a database it fails."""
     try:
         measured = outbox.measure(database())
-        webhook_age_seconds = deliveries.oldest_age_seconds(database())
+        webhooks = deliveries.measure(database())
     except Exception:
         telemetry.logger("monitor").exception("measurement_failed")
         raise
-    ages = {"OutboxOldestAge": measured.oldest_age_seconds, "WebhookOldestAge": webhook_age_seconds}
+    ages = {"OutboxOldestAge": measured.oldest_age_seconds, "WebhookOldestAge": webhooks.oldest_age_seconds}
     telemetry.emit("Seconds", ages)
-    counts = {"OutboxPending": measured.pending, "OutboxFailed": measured.failed, "XminAge": measured.xmin_age}
+    counts = {
+        "OutboxPending": measured.pending,
+        "OutboxFailed": measured.failed,
+        "XminAge": measured.xmin_age,
+        "WebhookEndpointsLost": webhooks.lost_endpoints,
+    }
     telemetry.emit("Count", counts)
-    return asdict(measured) | {"webhook_age_seconds": webhook_age_seconds}
+    return {"outbox": asdict(measured), "webhooks": asdict(webhooks)}

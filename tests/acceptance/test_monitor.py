@@ -34,9 +34,10 @@ def test_an_empty_outbox_is_measured_as_zero(monitor: Invoke, capsys: pytest.Cap
     """No figure at all would be an alarm."""
     monitor(sample("monitor-schedule"))
     measured = figures(capsys.readouterr().out)
-    assert measured.keys() == {"OutboxOldestAge", "OutboxPending", "OutboxFailed", "XminAge", "WebhookOldestAge"}
+    outbox_alone = {"OutboxOldestAge", "OutboxPending", "OutboxFailed", "XminAge"}
+    assert measured.keys() == outbox_alone | {"WebhookOldestAge", "WebhookEndpointsLost"}
     assert (measured["OutboxOldestAge"], measured["OutboxPending"], measured["OutboxFailed"]) == (0, 0, 0)
-    assert measured["WebhookOldestAge"] == 0
+    assert (measured["WebhookOldestAge"], measured["WebhookEndpointsLost"]) == (0, 0)
 
 
 def test_a_dead_relay_shows(monitor: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +63,18 @@ def test_a_dead_dispatcher_shows(monitor: Invoke, connect: Connect, capsys: pyte
     deliveries.let_pass(connection, seconds=3600)
     monitor(sample("monitor-schedule"))
     assert figures(capsys.readouterr().out)["WebhookOldestAge"] == pytest.approx(3600, abs=60)
+
+
+def test_a_way_out_that_is_gone_shows(monitor: Invoke, connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    """What waits for an open breaker has no age. Several, while nobody takes anything, are a figure of their own."""
+    connection = connect()
+    for _ in range(3):
+        deliveries.write(connection, deliveries.register(connection))
+    connection.execute("UPDATE webhook_endpoints SET opened_at = now(), resumes_at = now()")
+    deliveries.let_pass(connection, seconds=3600)
+    monitor(sample("monitor-schedule"))
+    measured = figures(capsys.readouterr().out)
+    assert (measured["WebhookOldestAge"], measured["WebhookEndpointsLost"]) == (0, 3)
 
 
 def test_without_a_database_it_fails_and_emits_nothing(

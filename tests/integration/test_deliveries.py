@@ -938,7 +938,7 @@ class TestMeasure:
 
     def test_without_deliveries_there_is_no_age(self, database: Database) -> None:
         """Zero is measured, since a metric that is missing is an alarm."""
-        assert deliveries.oldest_age_seconds(database) == 0
+        assert deliveries.measure(database).oldest_age_seconds == 0
 
     def test_the_age_is_that_of_the_delivery_that_has_been_due_longest(
         self, connect: Connect, database: Database
@@ -957,7 +957,7 @@ class TestMeasure:
             )
             """
         )
-        assert deliveries.oldest_age_seconds(database) == pytest.approx(2 * HOURS, abs=10)
+        assert deliveries.measure(database).oldest_age_seconds == pytest.approx(2 * HOURS, abs=10)
 
     @pytest.mark.parametrize(
         "held",
@@ -974,10 +974,34 @@ class TestMeasure:
         connection = connect()
         table.write(connection, table.register(connection))
         table.let_pass(connection, seconds=HOURS)
-        assert deliveries.oldest_age_seconds(database) > HOURS - 1
+        assert deliveries.measure(database).oldest_age_seconds > HOURS - 1
         change = psycopg.sql.SQL("UPDATE webhook_endpoints SET {}")
         connection.execute(change.format(psycopg.sql.SQL(held)))
-        assert deliveries.oldest_age_seconds(database) == 0
+        assert deliveries.measure(database).oldest_age_seconds == 0
+
+    def test_endpoints_are_lost_while_nobody_takes_anything(self, connect: Connect, database: Database) -> None:
+        """Those whose breaker has opened since the last delivery that any receiver took, and that their owners want."""
+        connection = connect()
+        gone_before, lost, disabled, alive = (table.register(connection) for _ in range(4))
+        assert deliveries.measure(database).lost_endpoints == 0
+        for endpoint in (gone_before, lost, disabled):
+            table.write(connection, endpoint, count=5)
+        self.open(database, connection, gone_before)
+        assert deliveries.measure(database).lost_endpoints == 1
+        table.write(connection, alive)
+        end(database, *claim(database, limit=1, busy={lost: 8, disabled: 8}))
+        assert deliveries.measure(database).lost_endpoints == 0
+        for endpoint in (lost, disabled):
+            self.open(database, connection, endpoint)
+        assert deliveries.measure(database).lost_endpoints == 2
+        connection.execute(sql.DISABLE_ENDPOINT, {"endpoint_id": disabled, "principal": "alice"})
+        assert deliveries.measure(database).lost_endpoints == 1
+
+    def open(self, database: Database, connection: table.Connection, endpoint: UUID) -> None:
+        """Lets the endpoint's five deliveries fail."""
+        others = {one.endpoint_id: 8 for one in table.rows(connection) if one.endpoint_id != endpoint}
+        end(database, *claim(database, busy=others), status=None)
+        assert table.state(connection, endpoint).is_open
 
     def test_an_endpoint_that_is_enabled_begins_anew(self, connect: Connect, database: Database) -> None:
         """What was held for days is not days late."""
@@ -987,7 +1011,7 @@ class TestMeasure:
         connection.execute(sql.DISABLE_ENDPOINT, {"endpoint_id": endpoint, "principal": "alice"})
         table.let_pass(connection, seconds=100 * HOURS)
         connection.execute(sql.ENABLE_ENDPOINT, {"endpoint_id": endpoint, "principal": "alice"})
-        assert deliveries.oldest_age_seconds(database) < 10
+        assert deliveries.measure(database).oldest_age_seconds < 10
 
 
 @given(answers=st.lists(st.sampled_from([200, 204, 301, 400, 410, 429, 500, 503, None]), max_size=25))
@@ -1041,7 +1065,7 @@ def test_the_functions_own_clock_decides_nothing(
     claimed = claim_one(database)
     assert claim(database) == []
     end(database, claimed)
-    assert deliveries.oldest_age_seconds(database) == 0
+    assert deliveries.measure(database).oldest_age_seconds == 0
 
 
 def test_a_server_that_falls_silent_is_given_up(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

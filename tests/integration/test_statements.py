@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from charging import operations, sql
+from charging import deliveries, operations, sql
 from charging.charges import Charge
 from charging.deliveries import ClaimedDelivery, Judgement
 from charging.endpoints import Delivery, Endpoint
@@ -191,6 +191,7 @@ ROW_TYPES: Mapping[str, type[Any]] = {
     "FIND_STARTED_KEYS": StartedKey,
     "CLAIM_DELIVERIES": ClaimedDelivery,
     "CLAIM_PROBES": ClaimedDelivery,
+    "MEASURE_DELIVERIES": deliveries.Measurement,
     "JUDGE_ENDPOINTS": Judgement,
     "CREATE_ENDPOINT": ClaimRow,
     "LIST_ENDPOINTS": Endpoint,

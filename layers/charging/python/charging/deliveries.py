@@ -155,6 +155,15 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Measurement:
+    """For how many seconds the oldest delivery has been due that nothing holds back, 0 when none is; and how many
+    endpoints' breakers have opened since any receiver took a delivery."""
+
+    oldest_age_seconds: float
+    lost_endpoints: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Verdict:
     """What some attempts say of their endpoint. The members are explained in sql/judge_endpoints.sql."""
 
@@ -302,8 +311,6 @@ def abandon(database: Database, *, limit: int) -> int:
     return len(database.fetch(scalar_row, sql.ABANDON_DELIVERIES, {"after": BEFORE_ALL, "limit": limit}))
 
 
-def oldest_age_seconds(database: Database) -> float:
-    """Returns for how long the oldest delivery has been due that nothing holds back, by the database's clock; 0
-    when none is. Raises TemporarilyUnavailable."""
-    ages: Sequence[float] = database.fetch_repeatable(scalar_row, sql.MEASURE_DELIVERIES, {"after": BEFORE_ALL})
-    return ages[0]
+def measure(database: Database) -> Measurement:
+    """Measures the deliveries by the database's clock. Raises TemporarilyUnavailable."""
+    return database.fetch_repeatable(class_row(Measurement), sql.MEASURE_DELIVERIES, {"after": BEFORE_ALL})[0]

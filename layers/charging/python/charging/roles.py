@@ -109,7 +109,7 @@ ROLES: Mapping[LiteralString, Role] = {
     "monitor": Role(
         {
             "outbox": ["SELECT"],
-            "outbox_deliveries": ["SELECT (endpoint_id, event_id, status, next_attempt_at)"],
+            "outbox_deliveries": ["SELECT (endpoint_id, event_id, status, next_attempt_at, sent_at)"],
             "webhook_endpoints": ["SELECT (id, disabled_at, deleted_at, opened_at, resumes_at)"],
         },
         reads_statistics=True,
