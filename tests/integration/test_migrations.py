@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,19 @@ def wait_until(is_so: Callable[[], Any]) -> None:
         assert time.monotonic() < deadline
 
 
-def is_waiting(connection: Connection) -> bool:
+def is_waiting(connection: Connection, count: int = 1) -> bool:
     row = connection.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     ).fetchone()
-    return row == (1,)
+    return row == (count,)
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A run that has begun, what it applies, and how to let it go on."""
+
+    schema: Path
+    let_go: Callable[[], object]
 
 
 def test_an_empty_database_gets_every_file(connect_empty: Connect) -> None:
@@ -156,21 +166,37 @@ def test_a_file_that_cannot_be_entered_leaves_nothing_of_it(
     assert (ledger(connection), relations(connection)) == (["0001_one.sql"], {"one", "uno"})
 
 
-def test_a_second_run_at_the_same_time_is_refused(connect_empty: Connect, folder: Callable[..., Path]) -> None:
-    """It changes nothing and does not wait; the first one ends as if alone."""
-    first, second, observer = connect_empty(), connect_empty(), connect_empty()
+@pytest.fixture
+def under_way(connect_empty: Connect, folder: Callable[..., Path]) -> Iterator[UnderWay]:
+    """A run that is held up in its second file until the test lets it go."""
+    first, holder = connect_empty(), connect_empty()
     schema = folder(m0001_one=ONE, m0002_two=f"SELECT pg_advisory_xact_lock(1); {TWO}")
-    applied: list[str] = []
-    with observer.transaction():
-        observer.execute("SELECT pg_advisory_xact_lock(1)")
-        runner = threading.Thread(target=lambda: applied.extend(migrate(first, schema)))
-        runner.start()
-        wait_until(lambda: is_waiting(observer))
-        with pytest.raises(errors.MigrationRefused, match="at work"):
-            migrate(second, schema)
-    runner.join()
-    assert applied == ["0001_one.sql", "0002_two.sql"] == ledger(observer)
-    assert migrate(second, schema) == []
+    holder.execute("SELECT pg_advisory_lock(1)")
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(migrate, first, schema)
+        wait_until(lambda: is_waiting(holder))
+        yield UnderWay(schema, lambda: holder.execute("SELECT pg_advisory_unlock(1)"))
+        holder.execute("SELECT pg_advisory_unlock_all()")
+        assert run.result(SECONDS) == ["0001_one.sql", "0002_two.sql"] == ledger(holder)
+
+
+def test_a_second_run_at_the_same_time_waits(connect_empty: Connect, under_way: UnderWay) -> None:
+    """And has nothing left to do: a deployment whose request was delivered twice has not failed."""
+    observer = connect_empty()
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(migrate, connect_empty(), under_way.schema)
+        wait_until(lambda: is_waiting(observer, 2))
+        under_way.let_go()
+        assert second.result(SECONDS) == []
+
+
+def test_a_second_run_does_not_wait_for_ever(
+    connect_empty: Connect, under_way: UnderWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes nothing; the first one ends as if alone."""
+    monkeypatch.setattr("charging.migrations._PATIENCE", "100ms")
+    with pytest.raises(errors.MigrationRefused, match="at work"):
+        migrate(connect_empty(), under_way.schema)
 
 
 def test_a_run_that_is_cut_off_can_be_repeated(connect_empty: Connect, folder: Callable[..., Path]) -> None:

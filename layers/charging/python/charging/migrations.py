@@ -22,6 +22,9 @@ _CURRENT = "current.sql"
 
 # One migration run at a time in a database. The number has no meaning but must never change.
 _LOCK = 7_365_016_394
+# Another run is waited for, since it may be this very deployment's: Lambda may deliver an invocation twice, and the
+# deployment is undone by the first that says it failed. A third of the time that the function has.
+_PATIENCE = "300s"
 # A migration that waits for a table's lock makes every later statement on that table wait behind it.
 _LOCK_TIMEOUT = "3s"
 
@@ -71,16 +74,21 @@ def migrate(connection: psycopg.Connection[Any], schema: Path) -> list[str]:
 
     Applies nothing when nothing is missing. `connection` is in autocommit and belongs to the database's owner.
     Raises MigrationRefused when a file that was applied has changed or is gone, when the numbers have a gap, or
-    when another run holds the lock; and psycopg's error when a file fails, with that file rolled back and those
-    before it kept.
+    when another run is still at work after five minutes; and psycopg's error when a file fails, with that file rolled
+    back and those before it kept.
     """
     files = _files(schema)
-    if not connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() == (True,):
-        raise errors.MigrationRefused("Another migration is at work on this database. Wait for it, then look again.")
+    # The bounds below are for the functions; an index over a large table takes what it takes.
+    connection.execute("SET statement_timeout = 0")
+    connection.execute("SET transaction_timeout = 0")
+    connection.execute(sql.SQL("SET lock_timeout = {}").format(_PATIENCE))
     try:
-        # The bounds below are for the functions; an index over a large table takes what it takes.
-        connection.execute("SET statement_timeout = 0")
-        connection.execute("SET transaction_timeout = 0")
+        connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
+    except psycopg.errors.LockNotAvailable:
+        raise errors.MigrationRefused(
+            "Another migration is at work on this database. Wait for it, then look again."
+        ) from None
+    try:
         connection.execute(sql.SQL("SET lock_timeout = {}").format(_LOCK_TIMEOUT))
         connection.execute(_LEDGER)
         missing = files[_applied(connection, files) :]
