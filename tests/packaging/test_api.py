@@ -1,12 +1,14 @@
 """The API as the template has it: who gets in, what is logged, and that the function is called by its alias."""
 
+import json
 import re
 from typing import Any
 
 import pytest
 
+from charging import problem
 from local import openapi
-from tests.packaging.artifacts import FUNCTIONS, TEMPLATE
+from tests.packaging.artifacts import FUNCTIONS, ROOT, TEMPLATE
 
 RESOURCES: dict[str, Any] = TEMPLATE["Resources"]
 API = RESOURCES["Api"]["Properties"]
@@ -72,6 +74,14 @@ def test_no_stage_is_made_before_the_account_lets_it_write_logs() -> None:
     assert waits == {"Fn::Select": [0, [{"Fn::GetAtt": ["ApiLogs", "Arn"]}, {"Ref": "ApiAccount"}]]}
 
 
+def test_no_more_comes_in_than_the_parameters_let_in() -> None:
+    """Of all callers together, on every path: a burst starts functions, and each takes a connection."""
+    [everything] = API["MethodSettings"]
+    assert (everything["ResourcePath"], everything["HttpMethod"]) == ("/*", "*")
+    assert everything["ThrottlingRateLimit"] == {"Ref": "ApiRequestsPerSecond"}
+    assert everything["ThrottlingBurstLimit"] == {"Ref": "ApiBurst"}
+
+
 def test_scopes_are_asked_of_tokens_alone() -> None:
     """A signature has none, and API Gateway would not take the definition."""
     assert {"Condition": "TakesTokens"} in TEMPLATE["Conditions"]["AsksForScopes"]["Fn::And"]
@@ -85,6 +95,30 @@ def test_access_logs_tell_nothing_of_the_caller_or_the_request(secret: str) -> N
     _, settings, _ = API["AccessLogSetting"]["Fn::If"]
     assert secret not in settings["Format"]
     assert all("DataTraceEnabled" not in method and "LoggingLevel" not in method for method in API["MethodSettings"])
+
+
+@pytest.mark.parametrize("kind", API["GatewayResponses"])
+def test_what_the_gateway_answers_by_itself_is_a_problem_like_the_services_own(kind: str) -> None:
+    """The code is on the page, and has the status and the advice that it has when the service says it."""
+    response = API["GatewayResponses"][kind]
+    text = response["ResponseTemplates"]["application/json"].replace("$context.error.messageString", '"why"')
+    told = json.loads(text)
+    assert response["ResponseParameters"]["Headers"]["Content-Type"] == f"'{problem.CONTENT_TYPE}'"
+    assert told["type"] == problem.TYPE + told["code"]
+    assert f"\n## {told['code']}\n" in (ROOT / "docs" / "problems.md").read_text()
+    assert told.get("status") == response.get("StatusCode")
+    for own in problem.PROBLEMS.values():
+        if own.code == told["code"]:
+            assert (told["status"], told["title"], told["retrySameKey"]) == (own.status, own.title, own.retry_same_key)
+
+
+def test_whoever_may_have_charged_is_told_to_send_the_same_again() -> None:
+    """Also where the gateway gave the function up, or did not ask it: another key could charge twice."""
+    for kind, status in (("DEFAULT_5XX", 503), ("THROTTLED", 429)):
+        response = API["GatewayResponses"][kind]
+        assert response["StatusCode"] == status
+        assert "Retry-After" in response["ResponseParameters"]["Headers"]
+        assert '"retrySameKey":true' in response["ResponseTemplates"]["application/json"]
 
 
 def test_nothing_stands_beside_a_domain_of_ones_own() -> None:

@@ -33,6 +33,22 @@ def test_a_database_keeps_its_secrets(name: str) -> None:
     assert not {"MasterUserPassword", "ManageMasterUserPassword"} & properties.keys()
 
 
+def test_a_database_is_as_its_parameters_have_it() -> None:
+    """Its standby, and for how long it can be restored to any second."""
+    for name in STORES:
+        assert RESOURCES[name]["Properties"]["BackupRetentionPeriod"] == {"Ref": "DatabaseBackupDays"}
+    assert RESOURCES["DatabaseInstance"]["Properties"]["MultiAZ"] == {"Ref": "DatabaseMultiAz"}
+    assert RESOURCES["ClusterReader"]["Condition"] == "HasReader"
+    assert TEMPLATE["Parameters"]["DatabaseMultiAz"]["Default"] == "true"
+
+
+def test_a_proxy_speaks_tls_and_has_no_password() -> None:
+    """With IAM on both of its sides."""
+    proxy = RESOURCES["DatabaseProxyServer"]["Properties"]
+    assert (proxy["RequireTLS"], proxy["DefaultAuthScheme"]) == (True, "IAM_AUTH")
+    assert "Auth" not in proxy
+
+
 def test_a_disk_has_room_to_grow_into() -> None:
     """RDS takes no bound for its growth that is less than a tenth above the size."""
     growth = RESOURCES["DatabaseInstance"]["Properties"]["MaxAllocatedStorage"]

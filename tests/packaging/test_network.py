@@ -78,6 +78,26 @@ def test_one_group_alone_leads_out() -> None:
                 assert (name, rule["FromPort"], rule["ToPort"]) == ("OutboundGroup", 443, 443)
 
 
+def test_the_loss_of_a_zone_is_not_the_loss_of_the_way_out() -> None:
+    """With a NAT gateway in each, each zone's functions go through their own; with one, through that."""
+    assert RESOURCES["PrivateRouteA"]["Properties"]["NatGatewayId"] == {"Ref": "NatA"}
+    either = {"Fn::If": ["HasNatPerZone", {"Ref": "NatB"}, {"Ref": "NatA"}]}
+    assert RESOURCES["PrivateRouteB"]["Properties"]["NatGatewayId"] == either
+    assert RESOURCES["NatB"]["Condition"] == "HasNatPerZone"
+
+
+def test_the_first_deployment_migrates_when_there_is_a_way() -> None:
+    """To the database and back to CloudFormation, which would otherwise wait for an answer until its time is over."""
+    way = {
+        name
+        for name, resource in RESOURCES.items()
+        if resource["Type"] in {"AWS::EC2::Route", "AWS::EC2::SubnetRouteTableAssociation"} and "Private" in name
+    }
+    assert refs(RESOURCES["Migration"]["Properties"]["Needs"]) - {"AWS::NoValue"} == way | {
+        *("DatabaseAdmission", "ExistingDatabaseAdmission", "ClusterWriter", "S3Endpoint")
+    }
+
+
 def test_nothing_in_the_network_is_public() -> None:
     """No subnet gives an address to what is put in it; the public ones hold NAT gateways."""
     for subnet in of_type("AWS::EC2::Subnet").values():

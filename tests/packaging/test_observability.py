@@ -69,6 +69,21 @@ def test_a_failed_run_leaves_a_message(name: str) -> None:
         assert failed == {"Type": "SQS", "Destination": {"Fn::GetAtt": ["FailedRuns", "Arn"]}}
 
 
+def test_every_request_and_every_run_is_traced() -> None:
+    """By the service, from the gateway on, and by no SDK in the functions."""
+    assert TEMPLATE["Globals"]["Function"]["Tracing"] == "Active"
+    assert not any("Tracing" in function for function in FUNCTIONS.values())
+    assert RESOURCES["Api"]["Properties"]["TracingEnabled"] is True
+
+
+def test_a_slow_hundredth_is_an_alarm() -> None:
+    """An average, or a median, would not show it."""
+    assert (ALARMS["ApiLatencyAlarm"]["MetricName"], ALARMS["ApiLatencyAlarm"]["ExtendedStatistic"]) == (
+        "Latency",
+        "p99",
+    )
+
+
 def test_every_queue_of_what_failed_has_an_alarm() -> None:
     """A message in one of them is in no other place."""
     watched = json.dumps([metric.get("Dimensions") for alarm in ALARMS.values() for metric in metrics(alarm)])

@@ -31,6 +31,12 @@ def timeout(function: str) -> int:
     return seconds
 
 
+def schedule(function: str) -> str:
+    [event] = FUNCTIONS[function]["Events"].values()
+    expression: str = event["Properties"]["ScheduleExpression"]
+    return expression
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_variables_are_those_that_settings_read(name: str) -> None:
     """Each function is given just the variables that its settings read: none is missing, none is for nothing."""
@@ -49,6 +55,14 @@ def test_whoever_is_guided_gets_through_by_accepting_what_is_offered() -> None:
         assert "NoEcho" not in declared, name
 
 
+def test_each_parameter_is_asked_for_in_its_group_and_changes_something() -> None:
+    """One that nothing refers to would be turned in vain."""
+    groups = TEMPLATE["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
+    assert sorted(name for group in groups for name in group["Parameters"]) == sorted(TEMPLATE["Parameters"])
+    used = references([TEMPLATE[part] for part in ("Conditions", "Globals", "Resources", "Outputs")])
+    assert TEMPLATE["Parameters"].keys() <= used
+
+
 def test_charge_ends_before_the_gateway_gives_up() -> None:
     """A caller gets the function's own answer, not the gateway's 504."""
     assert timeout("ChargesFunction") < API_GATEWAY_SECONDS
@@ -57,6 +71,7 @@ def test_charge_ends_before_the_gateway_gives_up() -> None:
 def test_relay_ends_by_its_budget() -> None:
     """The longest budget leaves a minute for the calls in flight; and the default leaves no gap between two runs."""
     budget = TEMPLATE["Parameters"]["RelayBudgetSeconds"]
+    assert schedule("RelayFunction") == "rate(1 minute)"
     assert budget["MaxValue"] + 60 <= timeout("RelayFunction")
     assert budget["Default"] >= 60
 
@@ -68,12 +83,14 @@ def test_outbox_that_nobody_measures_is_an_alarm() -> None:
     assert "Dimensions" not in alarm
     assert alarm["TreatMissingData"] == "breaching"
     assert 60 < alarm["Period"] * alarm["EvaluationPeriods"] <= 300
+    assert schedule("MonitorFunction") == "rate(1 minute)"
+    # Events arrive in well under a second; a minute is what a relay that has died takes to be started again.
+    assert (alarm["Statistic"], alarm["Threshold"]) == ("Maximum", 60)
 
 
 def test_maintenance_ends_before_its_next_run() -> None:
     """It has time to work and to end by itself, well before it is started again."""
-    [schedule] = [event["Properties"] for event in FUNCTIONS["MaintenanceFunction"]["Events"].values()]
-    assert schedule["ScheduleExpression"] == "rate(5 minutes)"
+    assert schedule("MaintenanceFunction") == "rate(5 minutes)"
     assert 2 * RESERVE_SECONDS < timeout("MaintenanceFunction") < 5 * 60 / 2
 
 
@@ -94,6 +111,7 @@ def test_a_seen_event_is_remembered_for_longer_than_it_can_come_again() -> None:
 def test_dispatcher_ends_by_its_budget() -> None:
     """The longest budget leaves time for what is under way at its end; and the default leaves no gap between runs."""
     budget = TEMPLATE["Parameters"]["WebhooksBudgetSeconds"]
+    assert schedule("WebhooksFunction") == "rate(1 minute)"
     assert budget["MaxValue"] + SWEEP_SECONDS <= timeout("WebhooksFunction")
     assert budget["Default"] >= 60
 
