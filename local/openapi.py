@@ -11,6 +11,7 @@ from charging.contract import BODY_BYTES
 from charging.idempotency import StoredResponse
 from local import openapi_refunds, openapi_webhooks
 from local.openapi_parts import (
+    GATEWAYS,
     HEX_GROUPS,
     KEY_IN_QUERY,
     Json,
@@ -197,11 +198,12 @@ def _charge() -> Json:
 
 
 def _problem() -> Json:
-    known = [*problem.PROBLEMS.values(), refunds.EXCEEDS_CHARGE, problem.INTERNAL]
+    known = [*problem.PROBLEMS.values(), refunds.EXCEEDS_CHARGE, *GATEWAYS, problem.INTERNAL]
     return {
         "type": "object",
         "additionalProperties": False,
-        "required": ["type", "title", "status", "detail", "code", "retrySameKey"],
+        # The gateway's word for whatever else it refuses has no status of its own.
+        "required": ["type", "title", "detail", "code", "retrySameKey"],
         "properties": {
             "type": {"enum": [problem.TYPE + kind.code for kind in known]},
             "title": {"type": "string"},

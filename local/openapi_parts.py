@@ -39,6 +39,26 @@ TRACEPARENT_HEADER: Json = {
 }
 
 
+# What API Gateway answers by itself to any request, as template.yaml has it.
+GATEWAYS = (
+    Problem(
+        403,
+        "forbidden",
+        "The gateway refuses the request",
+        "User is not authorized to access this resource",
+        retry_same_key=False,
+    ),
+    Problem(
+        429,
+        "too_many_requests",
+        "Too many requests",
+        "This request did nothing. Wait as long as Retry-After says and send it again, with the same key.",
+        retry_same_key=True,
+        retry_after=1,
+    ),
+)
+
+
 def id_in_path(name: str, example: str) -> Json:
     """Return the parameter that is an id in the path."""
     return {
@@ -161,7 +181,7 @@ def problems(*causes: Cause | Problem) -> Json:
     """Return one response for each status, with an example for each of its problems."""
     by_status: dict[int, list[Problem]] = {}
     kinds = (cause if isinstance(cause, Problem) else problem.PROBLEMS[cause] for cause in causes)
-    for found in (*kinds, problem.INTERNAL):
+    for found in (*kinds, *GATEWAYS, problem.INTERNAL):
         by_status.setdefault(found.status, []).append(found)
     return {str(status): _problem_response(kinds) for status, kinds in sorted(by_status.items())}
 
