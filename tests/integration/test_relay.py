@@ -863,6 +863,10 @@ class TestRun:
         assert (run.claimed, broker.calls) == (0, [])
         assert outbox.row(connection, event_id).attempts == 0
 
+    def test_a_lease_outlives_the_worst_that_a_sweep_can_come_to(self) -> None:
+        """One that ended early would send its events twice."""
+        assert LEASE_SECONDS > SWEEP_SECONDS
+
     def test_it_stops_between_sweeps_when_the_function_is_about_to_end(
         self, connect: Connect, database: Database, topic: Topic, broker: Broker
     ) -> None:
