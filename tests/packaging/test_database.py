@@ -42,6 +42,16 @@ def test_a_database_is_as_its_parameters_have_it() -> None:
     assert TEMPLATE["Parameters"]["DatabaseMultiAz"]["Default"] == "true"
 
 
+def test_a_database_tells_what_it_does() -> None:
+    """Its log, who is refused, what its statements wait for, and the machine's load."""
+    for name in STORES:
+        assert {*RESOURCES[name]["Properties"]["EnableCloudwatchLogsExports"]} >= {"postgresql", "iam-db-auth-error"}
+    for one in RESOURCES.values():
+        if one["Type"] == "AWS::RDS::DBInstance":
+            assert one["Properties"]["EnablePerformanceInsights"] is True
+            assert one["Properties"]["MonitoringInterval"] > 0
+
+
 def test_a_proxy_speaks_tls_and_has_no_password() -> None:
     """With IAM on both of its sides."""
     proxy = RESOURCES["DatabaseProxyServer"]["Properties"]
