@@ -68,7 +68,8 @@ imported, work = time.perf_counter(), time.process_time() - worked
 modules = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
 if told["event"] is not None:
     output, sys.stdout = sys.stdout, sys.stderr
-    sys.modules["handler"].handler(told["event"], Context)
+    answer = sys.modules["handler"].handler(told["event"], Context)
+    assert (answer or {}).get("statusCode", 200) < 400, answer
     sys.stdout = output
 called = time.perf_counter()
 try:
