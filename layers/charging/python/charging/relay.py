@@ -16,7 +16,9 @@ EVENTS_PER_SWEEP = CALLS_IN_FLIGHT * ENTRIES_PER_CALL
 # At full speed more is claimed when so many calls have ended: the others keep the broker busy meanwhile.
 CALLS_PER_CLAIM = CALLS_IN_FLIGHT // 2
 # The worst that a claim can come to: the claim at the end of the database's patience, the question after the topic's
-# limit and then the calls at the end of SNS's, and the marking twice at the end of the database's.
+# limit and then the calls at the end of SNS's, and the marking twice at the end of the database's. At full speed other
+# calls' marking and the next claim come in between: a database that answers each at its very last moment has events
+# sent twice, and none lost.
 SWEEP_SECONDS = 2 * CALL_SECONDS + 3 * SILENCE_SECONDS
 # While the broker takes nothing at all, a sweep follows only after a pause. It doubles from a second to this.
 LONGEST_PAUSE_SECONDS = 10.0
