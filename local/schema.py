@@ -15,9 +15,10 @@ from pathlib import Path
 import psycopg
 from psycopg import conninfo
 
-from charging import migrations
+from charging import errors, migrations
 from local import postgres
 from local.child import ROOT
+from local.errors import StackError
 from local.postgres import binary
 
 SCHEMA = ROOT / "schema"
@@ -51,13 +52,23 @@ def dump(url: str) -> str:
 
 
 def generate() -> str:
-    """Returns what schema/current.sql has to say: a new database is migrated and dumped."""
+    """Returns what schema/current.sql has to say: a new database is migrated and dumped.
+
+    Raises StackError where a migration cannot be applied to what those before it come to.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="charges-schema-") as folder,
         postgres.serve(Path(folder)) as server,
     ):
         with psycopg.connect(server.url, autocommit=True) as connection:
-            migrations.migrate(connection, SCHEMA)
+            try:
+                migrations.migrate(connection, SCHEMA)
+            except (errors.MigrationRefused, psycopg.Error) as error:
+                raise StackError(
+                    f"A new database cannot be brought forward: {error}",
+                    means="A migration is not named as the next one is, or is not SQL that this database takes.",
+                    remedy="see the reason above, mend the file in schema/, and do it again.",
+                ) from error
         return dump(server.url)
 
 
