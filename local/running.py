@@ -17,8 +17,15 @@ GONE = (exceptions.HTTPClientError, exceptions.ClientError)
 def client(stack: Mapping[str, str], service: Any, *, answer_seconds: float) -> Any:
     """A client of the stack's emulated AWS, where any answer takes less than so many seconds.
 
-    A stack that has stopped is not waited for: there is no second attempt.
+    A stack that has stopped is not waited for: there is no second attempt. Raises StackError where the file is that of
+    `make sam-local`, which has no emulated AWS.
     """
+    if "AWS_ENDPOINT_URL" not in stack:
+        raise StackError(
+            f"{environment.path()} tells of no stack of `make run`.",
+            means="What is served there is `make sam-local`, which has no queue; its functions are invoked one by one.",
+            remedy="give the LOCAL_DIR of `make run`, or none; for `make sam-local` there is `make sam-invoke`.",
+        )
     return boto3.client(
         service,
         endpoint_url=stack["AWS_ENDPOINT_URL"],

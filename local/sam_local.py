@@ -82,7 +82,7 @@ def _run(folder: Path, port: int) -> NoReturn:
     begun = time.monotonic()
     folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.ExitStack() as running:
-        held = running.enter_context(lock.held(folder / "lock"))
+        held = running.enter_context(lock.held(folder / "lock", "sam-local"))
         api_url, database, process = _serve(running, folder, port, held)
         print(_welcome(folder, api_url, database, time.monotonic() - begun), flush=True)
         environment.write({"API_URL": api_url, "DATABASE_URL": database.url}, folder / "env")

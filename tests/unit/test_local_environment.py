@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from local import environment
+from local import environment, lock, running
 from local.errors import StackError
 
 
@@ -31,6 +31,22 @@ def test_without_a_running_stack_the_reader_says_what_to_do() -> None:
     environment.remove()
     with pytest.raises(StackError, match="make run"):
         environment.read()
+
+
+def test_a_reader_that_wants_the_emulated_aws_is_told_that_sam_local_has_none() -> None:
+    """Its file has the same name, and LOCAL_DIR may lead there."""
+    environment.write({"API_URL": "x", "DATABASE_URL": "y"}, environment.path())
+    with pytest.raises(StackError, match="make sam-invoke"):
+        running.client(environment.read(), "sqs", answer_seconds=1)
+
+
+def test_who_is_refused_a_folder_is_told_how_to_do_it_elsewhere(folder: Path) -> None:
+    """By the target that was made, since another would start something else."""
+    with lock.held(folder / "lock"):
+        with pytest.raises(StackError, match="make sam-local LOCAL_DIR="), lock.held(folder / "lock", "sam-local"):
+            pass
+        with pytest.raises(StackError, match="make run LOCAL_DIR="), lock.held(folder / "lock"):
+            pass
 
 
 def test_the_folder_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
