@@ -58,14 +58,6 @@ def warm(function: Instance, database: Connection, wire: Wire) -> Instance:
     return function
 
 
-@pytest.fixture
-def retry(database_url: str) -> Iterator[Instance]:
-    """Another instance, which a caller's retry may come to, with an undisturbed way to the database."""
-    instance = Instance("charges", database_url, CHARGES)
-    yield instance
-    instance.close()
-
-
 def end_backends(database: Connection) -> int:
     return len(database.execute(f"SELECT pg_terminate_backend(pid) {OURS}").fetchall())
 
@@ -170,7 +162,7 @@ def test_a_connection_that_breaks_while_it_is_opened_ends_in_a_charge_or_in_503(
 
 
 def test_the_first_charge_of_an_instance_is_found_when_its_confirmation_was_lost(
-    function: Instance, wire: Wire, database: Connection, retry: Instance
+    function: Instance, wire: Wire, database: Connection, api: Instance
 ) -> None:
     """The commit stood, its answer did not arrive: the same call finds its own charge, 201 and no replay."""
     wire.judge = lose_answer(after="B")
@@ -178,13 +170,13 @@ def test_the_first_charge_of_an_instance_is_found_when_its_confirmation_was_lost
     assert_created(answer)
     assert wire.connections == 2
     assert counts(database) == ONCE
-    replay = retry.call(charge_event(KEY))
+    replay = api.call(charge_event(KEY))
     assert (replay.is_replay, replay.body) == (True, answer.body)
     assert counts(database) == ONCE
 
 
 def test_a_fault_after_a_lost_confirmation_denies_nothing(
-    function: Instance, wire: Wire, database: Connection, retry: Instance
+    function: Instance, wire: Wire, database: Connection, api: Instance
 ) -> None:
     """The commit stood, and the second look cannot be taken: the caller is not told that nothing was charged."""
     lose = lose_answer(after="B")
@@ -199,7 +191,7 @@ def test_a_fault_after_a_lost_confirmation_denies_nothing(
     answer = function.call(charge_event(KEY))
     assert (answer.status, answer.code) == (503, "outcome_unknown")
     database.execute("ALTER TABLE elsewhere RENAME TO charges")
-    assert retry.call(charge_event(KEY)).is_replay
+    assert api.call(charge_event(KEY)).is_replay
     assert counts(database) == ONCE
 
 
@@ -246,13 +238,13 @@ def every_answer_lost() -> Judge:
 
 
 def test_an_outcome_that_cannot_be_learnt_is_said_to_be_unknown(
-    warm: Instance, wire: Wire, database: Connection, retry: Instance
+    warm: Instance, wire: Wire, database: Connection, api: Instance
 ) -> None:
     """After five lost answers: 503 outcome_unknown. One charge stands, and the retry is given it."""
     wire.judge = every_answer_lost()
     assert_unavailable(warm.call(charge_event(KEY)), "outcome_unknown")
     assert counts(database) == ONCE
-    assert retry.call(charge_event(KEY)).is_replay
+    assert api.call(charge_event(KEY)).is_replay
     assert counts(database) == ONCE
 
 
@@ -261,7 +253,7 @@ def test_an_outcome_that_cannot_be_learnt_is_said_to_be_unknown(
 
 @pytest.mark.parametrize("senders", [[Sender.SERVER], [Sender.CLIENT], [Sender.CLIENT, Sender.SERVER]])
 def test_a_silent_server_is_waited_for_until_the_deadline(
-    warm: Instance, wire: Wire, database: Connection, retry: Instance, senders: list[Sender]
+    warm: Instance, wire: Wire, database: Connection, api: Instance, senders: list[Sender]
 ) -> None:
     """503 outcome_unknown before Lambda ends the function, whichever way the statement is lost; the retry is 201."""
     wire.judge = silent(senders)
@@ -269,7 +261,7 @@ def test_a_silent_server_is_waited_for_until_the_deadline(
     answer = warm.call(charge_event(KEY), seconds=1.8)
     assert time.monotonic() - begun < 1.8
     assert_unavailable(answer, "outcome_unknown")
-    again = retry.call(charge_event(KEY))
+    again = api.call(charge_event(KEY))
     assert (again.status, again.is_replay) == (201, Sender.CLIENT not in senders)
     assert counts(database) == ONCE
 
@@ -306,7 +298,7 @@ def test_a_deadline_too_near_opens_nothing(
 
 @pytest.mark.parametrize("temperature", ["warm", "cold"])
 def test_a_database_that_is_down_is_503_at_once(
-    temperature: str, request: pytest.FixtureRequest, wire: Wire, database: Connection, retry: Instance
+    temperature: str, request: pytest.FixtureRequest, wire: Wire, database: Connection, api: Instance
 ) -> None:
     """Refused connections are not waited for, a restart between calls is no unknown outcome, and a retry is created."""
     instance: Instance = request.getfixturevalue("warm" if temperature == "warm" else "function")
@@ -318,12 +310,12 @@ def test_a_database_that_is_down_is_503_at_once(
     assert_unavailable(instance.call(charge_event(KEY)), "temporarily_unavailable")
     assert time.monotonic() - begun < 1
     assert counts(database) == NOTHING
-    assert_created(retry.call(charge_event(KEY)))
+    assert_created(api.call(charge_event(KEY)))
 
 
 @pytest.mark.parametrize("setting", ["statement_timeout", "transaction_timeout", "lock_timeout"])
 def test_a_limit_of_the_server_is_503(
-    function: Instance, database: Connection, connect: Connect, retry: Instance, setting: str
+    function: Instance, database: Connection, connect: Connect, api: Instance, setting: str
 ) -> None:
     """A statement that the server ends by its own limits has charged nothing; a retry with the same key is created."""
     holder = connect()
@@ -334,7 +326,7 @@ def test_a_limit_of_the_server_is_503(
     assert answer.status == 503
     assert counts(database) == NOTHING
     set_limit(database, "charges", setting, LIMITS[setting])
-    assert_created(retry.call(charge_event(KEY)))
+    assert_created(api.call(charge_event(KEY)))
 
 
 def test_a_standby_is_503_and_left(function: Instance, database: Connection, wire: Wire) -> None:
@@ -363,7 +355,7 @@ def test_a_database_without_a_free_connection_is_503(
 
 
 def test_a_process_killed_in_mid_statement_leaves_one_charge_or_none(
-    database: Connection, database_url: str, connect: Connect, retry: Instance
+    database: Connection, database_url: str, connect: Connect, api: Instance
 ) -> None:
     """Its statement may still be committed before the server notices: the retries then find it."""
     with Process(database_url) as function:
@@ -372,7 +364,7 @@ def test_a_process_killed_in_mid_statement_leaves_one_charge_or_none(
             function.begin(charge_event(KEY))
             until_blocked(database)
             function.kill()
-    answer = until_settled(retry, KEY)
+    answer = until_settled(api, KEY)
     assert answer.status == 201
     assert counts(database) == (2, 2, 2)
 

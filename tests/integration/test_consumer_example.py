@@ -13,7 +13,7 @@ import pytest
 
 from charging.identifiers import time_ordered_uuid
 from tests.support import outbox
-from tests.support.ledger import until
+from tests.support.ledger import until_blocked
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 SECTION = PAGE.partition("## A consumer of your own")[2]
@@ -100,11 +100,10 @@ def test_two_deliveries_at_once_take_effect_once(
     answers: list[dict[str, Any]] = []
     handler = instance()
     second = threading.Thread(target=lambda: answers.append(handler({"Records": [record(body)]}, None)))
-    blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with psycopg.connect(empty_database_url) as first:
         first.execute("INSERT INTO processed_events (consumer, event_id) VALUES ('ledger', %s)", [event["id"]])
         second.start()
-        until(lambda: connection.execute(blocked).fetchone() == (1,))
+        until_blocked(connection)
     second.join()
     assert answers == [{"batchItemFailures": []}]
     assert ledger(connection) == []

@@ -1,8 +1,6 @@
 """The inbox: of all deliveries of an event to a consumer, one takes effect."""
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -11,6 +9,7 @@ import pytest
 from charging import inbox
 from tests.conftest import Connect
 from tests.support import outbox
+from tests.support.ledger import until_blocked
 
 SECONDS = 10.0
 
@@ -18,20 +17,6 @@ SECONDS = 10.0
 def deliver(connection: outbox.Connection, consumer: str, event_id: object) -> bool:
     with connection.transaction():
         return inbox.is_first_delivery(connection, consumer, event_id)  # type: ignore[arg-type]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-
-
-def is_waiting(observer: outbox.Connection) -> bool:
-    """Whether some session of this database waits for another's transaction to end."""
-    row = observer.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    ).fetchone()
-    return row == (1,)
 
 
 def test_a_delivery_is_the_first_once(connect: Connect) -> None:
@@ -68,7 +53,7 @@ def test_a_delivery_that_races_another_waits_for_its_end(
         with one.transaction(force_rollback=not first_is_kept):
             assert inbox.is_first_delivery(one, "totals", event_id)
             second = other.submit(deliver, two, "totals", event_id)
-            wait_until(lambda: is_waiting(observer))
+            until_blocked(observer)
         assert second.result(SECONDS) is second_is_first
 
 

@@ -4,13 +4,11 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -20,6 +18,7 @@ from charging.migrations import migrate
 from local import schema as generated
 from tests.conftest import Connect
 from tests.support.database import SCHEMA
+from tests.support.ledger import until_blocked
 from tests.support.outbox import Connection
 
 SECONDS = 10.0
@@ -59,19 +58,6 @@ def relations(connection: Connection) -> set[str]:
     """Every table that is there, the ledger excepted."""
     rows = connection.execute("SELECT relname FROM pg_stat_user_tables").fetchall()
     return {name for (name,) in rows} - {"schema_migrations"}
-
-
-def wait_until(is_so: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-
-
-def is_waiting(connection: Connection, count: int = 1) -> bool:
-    row = connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    ).fetchone()
-    return row == (count,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +160,7 @@ def under_way(connect_empty: Connect, folder: Callable[..., Path]) -> Iterator[U
     holder.execute("SELECT pg_advisory_lock(1)")
     with ThreadPoolExecutor(1) as thread:
         run = thread.submit(migrate, first, schema)
-        wait_until(lambda: is_waiting(holder))
+        until_blocked(holder)
         yield UnderWay(schema, lambda: holder.execute("SELECT pg_advisory_unlock(1)"))
         holder.execute("SELECT pg_advisory_unlock_all()")
         assert run.result(SECONDS) == ["0001_one.sql", "0002_two.sql"] == ledger(holder)
@@ -185,7 +171,7 @@ def test_a_second_run_at_the_same_time_waits(connect_empty: Connect, under_way: 
     observer = connect_empty()
     with ThreadPoolExecutor(1) as thread:
         second = thread.submit(migrate, connect_empty(), under_way.schema)
-        wait_until(lambda: is_waiting(observer, 2))
+        until_blocked(observer, waiting=2)
         under_way.let_go()
         assert second.result(SECONDS) == []
 
@@ -212,7 +198,7 @@ def test_a_run_that_is_cut_off_can_be_repeated(connect_empty: Connect, folder: C
         observer.execute("SELECT pg_advisory_xact_lock(1)")
         runner = threading.Thread(target=run)
         runner.start()
-        wait_until(lambda: is_waiting(observer))
+        until_blocked(observer)
         observer.execute("SELECT pg_terminate_backend(%s, 5000)", [first.info.backend_pid])
         runner.join()
     assert ledger(observer) == ["0001_one.sql"]
