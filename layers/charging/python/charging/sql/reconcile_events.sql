@@ -6,10 +6,8 @@
 -- older event may have been removed rightly. That bound, too, is later by the settling time, since a purge may have begun
 -- after this statement's own now() and ended before its snapshot.
 --
--- Finds charges and refunds by their BRIN indexes, charges_by_age and refunds_by_age, and asks the index of
--- outbox_places_are_taken_once for each of them: LATERAL and LIMIT see to that, where a join would be free to read the
--- whole outbox. Locks the watermark until the statement's own commit, and waits for nobody. (LIMIT 1 tells the planner
--- that there is one.)
+-- Finds charges and refunds by their BRIN indexes, charges_by_age and refunds_by_age. Locks the watermark until the
+-- statement's own commit, and waits for nobody. (LIMIT 1 tells the planner that there is one.)
 WITH watermark AS (
     SELECT
         greatest(
@@ -36,17 +34,7 @@ expected AS (
     FROM slice
     JOIN refunds ON created_at >= since AND created_at < until
 ),
-checked AS (
-    SELECT aggregate_id, sequence, event_type, event.is_there
-    FROM expected
-    LEFT JOIN LATERAL (
-        SELECT true AS is_there
-        FROM outbox
-        WHERE outbox.aggregate_id = expected.aggregate_id AND outbox.sequence = expected.sequence
-          AND outbox.event_type = expected.event_type
-        LIMIT 1
-    ) AS event ON true
-),
+\ir parts/look_for_events.sql
 reported AS (
     INSERT INTO missing_events (aggregate_id, sequence, event_type)
     SELECT aggregate_id, sequence, event_type
